@@ -46,7 +46,7 @@ help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
 	@echo "make test      build, then test every operation, dtype and backend"
 	@echo "make check     the quick part of it, after every edit; make test-all is everything"
-	@echo "make test-gpu-compile  the part of it that runs XLA's GPU compiler, without a GPU (XLA_CUDA=12)"
+	@echo "make test-gpu-compile  the part of it that runs XLA's GPU compiler, without a GPU (XLA_CUDA=12, XLA_JAX=0.10.1)"
 	@echo "make lint      ruff, mypy, layers, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
@@ -79,22 +79,27 @@ check test test-all: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m pytest --tier=$(TIER) $(PYTEST_ARGS)
 
 test-gpu-compile: $(STAMPS)/package $(STAMPS)/group-test xla-gpu
-	SGAP_XLA_CUDA=$(XLA_CUDA) $(BIN)/python -m pytest --tier=all tests/xla_gpu $(PYTEST_ARGS)
+	SGAP_XLA=$(XLA_NAME) $(BIN)/python -m pytest --tier=all tests/xla_gpu $(PYTEST_ARGS)
 
 # XLA's GPU compiler, which needs no GPU: JAX's CUDA plugin, ptxas and libdevice, without the other
 # libraries of NVIDIA, in a folder that only the processes of tests/xla_gpu have on their path, since
 # a plugin changes what jax.devices() is. Without a network the tests say so and are skipped.
+# XLA_JAX=0.10.1 takes that version of JAX in place of the environment's (before a release).
 XLA_CUDA ?= 13
-XLA_GPU = $(abspath $(VENV))/xla-gpu/cuda$(XLA_CUDA)
+XLA_JAX ?=
+XLA_NAME = cuda$(XLA_CUDA)$(XLA_JAX:%=-jax-%)
+XLA_GPU = $(abspath $(VENV))/xla-gpu/$(XLA_NAME)
 XLA_PTXAS_13 = "nvidia-cuda-nvcc>=13,<13.1" "nvidia-nvvm>=13,<13.1"
 XLA_PTXAS_12 = "nvidia-cuda-nvcc-cu12>=12.8,<13"
 
 xla-gpu: $(STAMPS)/package
-	@version=$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); \
+	@version=$(XLA_JAX); \
+	version=$${version:-$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)')}; \
 	test -d $(XLA_GPU)/jax_cuda$(XLA_CUDA)_plugin-$$version.dist-info && exit 0; \
 	echo "== installing XLA's GPU compiler (about 230 MB of wheels)"; rm -rf $(XLA_GPU); \
 	$(BIN)/python -m pip install --quiet --no-deps --target $(XLA_GPU) \
 	  jax-cuda$(XLA_CUDA)-plugin==$$version jax-cuda$(XLA_CUDA)-pjrt==$$version \
+	  $(XLA_JAX:%=jax==% jaxlib==%) \
 	  $(XLA_PTXAS_$(XLA_CUDA)) || rm -rf $(XLA_GPU)
 
 lint: lint-python lint-types lint-layers lint-cpp lint-text

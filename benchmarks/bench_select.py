@@ -7,7 +7,7 @@ stable argsort of the same columns. The gradient of sum((A B)^2) in B beside the
 structure that was passed in with its transpose. The selection of causal scores q k^T in tiles, and
 its gradient, beside selections of the same scores held as a whole; the nucleus and the threshold in
 tiles beside top_k of that product. Heads with a pattern each, in one call, beside the same heads
-that share one.
+that share one; values are each head's own in both, as the weights of attention are.
 """
 
 import argparse
@@ -145,8 +145,10 @@ def own_patterns(of, heads, tokens, d, k):
 
     def mapped(function):
         def of_heads(q, keys, v, A):
-            axis = 0 if A.values.ndim > 1 else None
-            return jax.vmap(function, (0, 0, 0, axis))(q, keys, v, A)
+            if A.index_arrays[1][1].ndim > 1:
+                return jax.vmap(function)(q, keys, v, A)
+            own_values = lambda *x: function(*x[:-1], A.with_values(x[-1]))  # noqa: E731
+            return jax.vmap(own_values)(q, keys, v, every.values)
 
         return of_heads
 
@@ -157,7 +159,7 @@ def own_patterns(of, heads, tokens, d, k):
         "sddmm": mapped(lambda q, keys, v, A: sddmm(A, q, keys).values),
     }
     compiled = jax.jit(functions[of])
-    alike = jax.tree.map(lambda x: jnp.stack([x] * heads), first)
+    alike = jax.vmap(lambda values: first.with_values(values))(every.values)
     left, right = (jax.tree.leaves(compiled(q, keys, v, A)) for A in (alike, first))
     for x, y in zip(left, right, strict=True):
         np.testing.assert_allclose(x, jnp.broadcast_to(y, x.shape), rtol=1e-3, atol=1e-3)

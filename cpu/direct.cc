@@ -4,8 +4,10 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cpu/common/dtype.h"
 #include "cpu/common/isa.h"
@@ -51,9 +53,12 @@ DirectMatrix MatrixOf(const Ints& offsets, const Ints& indices, const Bytes* val
 
 template <typename T>
 nb::object ArrayOf(ResultArray& array, size_t size) {
-  nb::capsule owner(array.get(),
-                    [](void* memory) noexcept { FreeArray()(static_cast<char*>(memory)); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(array.release(), {size}, owner));
+  auto kept = std::make_unique<ResultArray>(std::move(array));
+  void* const data = kept->data();
+  nb::capsule owner(kept.get(),
+                    [](void* memory) noexcept { delete static_cast<ResultArray*>(memory); });
+  kept.release();
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
 }
 
 nb::object OffsetsOf(RowResult& result) {

@@ -6,6 +6,7 @@ from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
+from sgap_jax.explanation import explain as explain
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.compose import block as block
 from sgap_jax.formats.compose import block_diag as block_diag
@@ -33,10 +34,12 @@ from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
 from sgap_jax.formats.reorder import fill_in as fill_in
 from sgap_jax.formats.row_statistics import RowStatistics as RowStatistics
+from sgap_jax.formats.structure import computed_with as _computed_with
 from sgap_jax.launch.failures import failing_here as _failing_here
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.einsum import explain_einsum as explain_einsum
+from sgap_jax.primitives.evaluate import evaluate as evaluate
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm
 from sgap_jax.primitives.row_reduce import row_max as row_max
@@ -47,6 +50,8 @@ from sgap_jax.primitives.spgemm import spgemm as spgemm
 from sgap_jax.primitives.spgemm import spgemm_plan as spgemm_plan
 from sgap_jax.primitives.spmm import spmm as spmm
 from sgap_jax.primitives.spmm import spmv as spmv
+from sgap_jax.primitives.structures import transposed as _transposed
+from sgap_jax.primitives.structures import valid as _valid
 from sgap_jax.runtime.native import info as info
 from sgap_jax.runtime.native import machine as _machine
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
@@ -75,3 +80,4 @@ __version__ = _version("sgap_jax")
 
 _set_machine(_Machine(**_machine()))
 _set_failing(_failing_here)
+_computed_with(_valid, _transposed)

@@ -4,6 +4,8 @@ doctor` tests each layer on the way to a GPU."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
@@ -32,7 +34,10 @@ def main() -> int:
                 doctor.error(f"--only: no family begins with {name!r}: {', '.join(names)}")
         if not arguments.seconds > 0:
             doctor.error(f"--seconds: expected more than 0, got {arguments.seconds}")
-        return _doctor(arguments.seconds, arguments.only, arguments.json)
+        try:
+            return _doctor(arguments.seconds, arguments.only, arguments.json)
+        except KeyboardInterrupt:
+            return 130  # as shells number what Ctrl-C ends
     facts = info()
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -44,16 +49,22 @@ def main() -> int:
 def _doctor(seconds: float, only: list[str], file: Path | None) -> int:
     from sgap_jax.doctor.doctor import examine
 
-    report = examine(seconds, only, say=lambda text: print(text, file=sys.stderr, flush=True))
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # what takes the messages is full or gone
+            print(text, file=sys.stderr, flush=True)
+
+    report = examine(seconds, only, say=say)
     if file is not None:
         try:
             file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
         except OSError as error:
-            print(f"the report cannot be written to {file} ({error.strerror})", file=sys.stderr)
+            say(f"the report cannot be written to {file} ({error.strerror})")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of folders may be in any script
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(report.text(), flush=True)
     except OSError as error:
-        print(f"the report cannot be printed ({error.strerror})", file=sys.stderr)
+        say(f"the report cannot be printed ({error.strerror})")
         sys.stdout = open(os.devnull, "w")  # what is left is flushed at exit
         return 1
     return 0 if report.ok else 1

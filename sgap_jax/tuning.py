@@ -57,7 +57,7 @@ def candidate_schedules(
     and 5: 4, 8 and 32 lanes for a row or a window, with or without tiles of 8 columns, and
     sequential sums of a row, or of 8 or 32 nonzeros) with blocks of 128 and 256 threads; for column
     vectors octet tiles and subwarps; for attention the lanes and shares of `AttentionTile`, and
-    `Unfused`.
+    `Unfused`; where rows are skewed (`Problem.rows`) also pieces of rows, of 32 to 256 entries.
 
     Args:
       problem: the call to be scheduled.
@@ -120,14 +120,24 @@ def _on_cuda(problem: Problem) -> Iterator[Schedule]:
         for lanes, share, octet in itertools.product((8, 16, 32), (1, 2, 4, 8), (False, True)):
             if lanes * share <= BLOCK:
                 yield AttentionTile(lanes, share, octet)
+        for chunk, octet in itertools.product(_chunks(problem), (False, True)):
+            yield AttentionTile(8, octet=octet, chunk=chunk)
     elif problem.vector_length in LENGTHS and problem.op in ("spmm", "sddmm"):
         yield from _tiles(problem, problem.vector_length)
     else:
         yield from _points(problem)
 
 
+def _chunks(problem: Problem) -> tuple[int, ...]:
+    """The most entries of pieces to try, for patterns with skewed rows."""
+    return () if problem.rows is None else tuple(c for c in _CHUNKS if c < problem.rows.longest)
+
+
 def _points(problem: Problem) -> Iterator[Schedule]:
     widest = next(col for col in (4, 2, 1) if problem.n % col == 0)
+    for chunk in _chunks(problem) if problem.op == "spmm" else ():
+        yield AtomicParallelism(row=1, col=widest, chunk=chunk)
+        yield AtomicParallelism(row=Fraction(1, 8), col=widest, group=8, chunk=8 * chunk)
     for col, block_size in itertools.product(sorted({widest, 1}, reverse=True), (256, 128)):
         of_lane: dict[str, Any] = dict(col=col, block_size=block_size)
         yield AtomicParallelism(row=1, **of_lane)
@@ -150,11 +160,14 @@ def _tiles(problem: Problem, length: int) -> Iterator[Schedule]:
         if problem.op == "spmm":
             for warps, swizzle in itertools.product((1, 2, 4, 8), (False, True)):
                 yield OctetTile(length, stages=2, row_warps=warps, swizzle=swizzle)
+            for chunk in _chunks(problem):
+                yield OctetTile(length, stages=2, chunk=chunk)
     for subwarp, split in itertools.product((4, 8, 16, 32), (1, 2, 4, 8)):
         if split <= subwarp and (split == 1 or problem.op == "spmm"):
             yield SubwarpTile(length, subwarp=subwarp, split=split)
 
 
+_CHUNKS = (32, 64, 128, 256)  # about those that `chunk_of` gives
 _SAMPLE = 1e-3  # the least seconds of a sample, which is many calls of a short operation
 _ROUNDS = 5  # the least rounds of a candidate that does not drop out
 _SLOW = 2.0  # candidates slower than the fastest by this factor drop out after the first round

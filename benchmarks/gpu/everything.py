@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import io
 import json
 import os
 import pathlib
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.workers:
         print(workers())
         return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):  # parts may print in any script
+        sys.stdout.reconfigure(errors="backslashreplace")
     folder = arguments.results.resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,9 +74,11 @@ class Run:
         self._report = {"commit": commit(), "parts": {}}
         before = {} if again else read(folder / "gpu_report.json")
         if before.get("commit") == self._report["commit"]:
-            kept = before.get("parts", {})
+            kept = before.get("parts")
             self._report["parts"] = {
-                name: part for name, part in kept.items() if part.get("state") == DONE
+                name: part
+                for name, part in (kept if isinstance(kept, dict) else {}).items()
+                if isinstance(part, dict) and part.get("state") == DONE
             }
 
     def all(self) -> int:
@@ -101,6 +106,9 @@ class Run:
 
     def _part(self, name: str) -> None:
         print(f"== {name}: {PARTS[name]}", flush=True)
+        if name == "gpu-doctor":  # what an earlier run found would be taken for this one's
+            with contextlib.suppress(OSError):
+                (self._folder / "doctor.json").unlink()
         start, lines = time.monotonic(), []
         command = [self._make, "--no-print-directory", name, f"RESULTS={self._folder}"]
         try:
@@ -110,6 +118,7 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                encoding="utf-8",
                 errors="replace",
             ) as process:
                 assert process.stdout is not None
@@ -143,11 +152,20 @@ class Run:
             "results": found(self._folder),
         }
         try:
-            text = json.dumps(about, indent=2) + "\n"
-            (self._folder / "gpu_report.json").write_text(text)
-            (self._folder / "gpu_report.md").write_text("\n".join(page(about)) + "\n")
+            replace(self._folder / "gpu_report.json", json.dumps(about, indent=2))
+            replace(self._folder / "gpu_report.md", "\n".join(page(about)))
         except OSError as error:
             print(f"the report cannot be written to {self._folder}: {error.strerror}", flush=True)
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file by rename: an interruption leaves the one before, from which a run goes on."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text + "\n", encoding="utf-8", errors="replace")
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def page(about: dict) -> Iterator[str]:
@@ -207,15 +225,16 @@ def found(folder: pathlib.Path) -> dict:
     summaries = {}
     for path in sorted(folder.glob("*/*.md")):
         with contextlib.suppress(OSError):
-            summaries[str(path.relative_to(folder))] = path.read_text()
+            text = path.read_text(encoding="utf-8", errors="replace")
+            summaries[str(path.relative_to(folder))] = text
     return {"tests": tests, "summaries": summaries}
 
 
 def read(path: pathlib.Path) -> dict:
     """A JSON object; empty if there is none."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -2,8 +2,10 @@
 
 Speedup over cuBLAS in half precision of SpMM (17) and SDDMM (19) with column vectors, for each
 schedule, on the pruned layers whose patterns the data set has (section 7.1: each entry of a pattern
-is a vector of V rows): float16, sums in float32, widths 64, 128 and 256. "mma (arch)" of Figure 19
-needs a tensor core that was never built.
+is a vector of V rows): float16, sums in float32, widths 64, 128 and 256. "blocked-ELL" of Figure 17
+is cuSPARSE's product with square blocks of V rows at random places, as many values as the vectors
+have (Figure 19 has none: the paper's tensor-core baseline of SDDMM is "wmma"). "mma (arch)" of
+Figure 19 needs a tensor core that was never built.
 
 SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
@@ -22,7 +24,7 @@ from benchmarks import harness, problems
 from benchmarks.bench_dlmc import vector_length
 from benchmarks.gpu import bench, ours, peers
 from benchmarks.gpu.bench import Row
-from benchmarks.gpu.octets import allowed, half
+from benchmarks.gpu.octets import allowed, half, of_blocks
 from benchmarks.gpu.session import Session, about_case, heading, said, tiny_vectors
 from benchmarks.summary import table
 from sgap_jax import CVS, Schedule, SparseArray, sddmm, spmm
@@ -47,7 +49,8 @@ SCHEDULES = {
         "octet": "OctetTile(vector_length={V})",
     },
 }
-DENSE = "cublas"
+DENSE, BLOCKS = "cublas", "blocked-ELL"
+PEERS = {"spmm": (BLOCKS,), "sddmm": ()}
 
 
 def checker(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int):
@@ -79,13 +82,16 @@ class Case(bench.Case):
         self.moved += 2 * n * (m + k)
         self.bound, self.flops = self.moved / bandwidth, 2 * A.nnz * n
         self.A, self.sets = A, peers.Sets(A, dense, hardware.sets(self.moved))
-        self.wrong = self._checker()
+        self.wrong, self._where = self._checker(), (hardware, bandwidth, arch)
 
     def rows(self) -> Iterator[Row]:
         yield self._row(DENSE, self._dense)
         for name, text in SCHEDULES[self.op].items():
             text = text.format(V=self.length)
             yield self._row(name, lambda text=text: self._of_schedule(text), text)
+        if BLOCKS in PEERS[self.op]:
+            row = of_blocks(self.A, self.length, self.n, *self._where)
+            yield row | {"contender": BLOCKS}
 
     def _of_schedule(self, text: str) -> peers.Plan:
         schedule = Schedule.parse(text)
@@ -158,7 +164,7 @@ def summary(rows: dict[str, list[Row]], about: dict) -> str:
         "instruction of the rows mma compiles to shuffles and multiply-adds, on no tensor core.",
     )
     for name, op in FIGURES.items():
-        found, contenders = speedups(rows[name]), list(SCHEDULES[op])
+        found, contenders = speedups(rows[name]), [*SCHEDULES[op], *PEERS[op]]
         body = []
         for family in dict.fromkeys(str(row["family"]) for row in rows[name]):
             cells = [found.get((family, contender), []) for contender in contenders]
@@ -184,7 +190,8 @@ def main(argv: list[str] | None = None) -> None:
                 rows[name].append(said(about_case(problem, A) | row, name))
             session.write(rows)
     (session.folder / "figures.md").write_text(summary(rows, session.record("figures")))
-    session.end([row for found in rows.values() for row in found if row["contender"] != DENSE])
+    of_others = (DENSE, BLOCKS)
+    session.end([r for found in rows.values() for r in found if r["contender"] not in of_others])
 
 
 if __name__ == "__main__":

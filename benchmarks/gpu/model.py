@@ -250,7 +250,6 @@ def predict(
     read twice cannot be said from a sample.
     """
     from cuda_sources import machine_code, resources
-    from emulator import replay
 
     call, ran = launch.call, emulate(gpu, launch, longest, multiprocessors)
     moved = moved_bytes(call, ran.buffers, ran.results, ran.traffic)
@@ -258,7 +257,26 @@ def predict(
         what = f"{call.kernel}: {moved:.3g} bytes of operands, which do not fit in the L2"
         raise NotImplementedError(f"{what} of {gpu.name}")
     registers, _, spills = resources(call.source, gpu.arch)
-    resident = resident_blocks(gpu, registers, math.prod(call.block), ran.shared_bytes)
+    code = machine_code(call.source, gpu.arch)
+    return time_of(gpu, ran, math.prod(call.block), moved, registers, spills, code)
+
+
+def time_of(
+    gpu: Gpu, ran: Emulated, threads: int, moved: float, registers: int, spills: int, code: Any
+) -> Prediction:
+    """The prediction for a launch that was emulated.
+
+    Args:
+      gpu: one of GPUS.
+      ran: what was counted.
+      threads: of a block.
+      moved: bytes of `moved_bytes`.
+      registers, spills: of a thread; bytes of spills.
+      code: the kernel's `MachineCode`.
+    """
+    from emulator import replay
+
+    resident = resident_blocks(gpu, registers, threads, ran.shared_bytes)
     shared = resident * (ran.shared_bytes + _SHARED_RESERVED) if ran.shared_bytes else 0
     passed = replay(
         ran.traffic,
@@ -267,7 +285,6 @@ def predict(
         l1_bytes=max(gpu.l1_bytes - shared, 0),
         l2_bytes=gpu.l2_bytes,
     )
-    code = machine_code(call.source, gpu.arch)
     ratio = instructions_for_ptx(ran.timeline, code)
     part, busy = ran.blocks / len(ran.chosen), min(ran.blocks, gpu.multiprocessors)
 

@@ -105,23 +105,8 @@ class Case(bench.Case):
         values, offsets, indices = self.sets.csr()
         return self._library(algorithm, half(values), offsets, indices)
 
-    def blocked_ell(self) -> peers.Plan:
-        """cuSPARSE's blocked-ELL, for A of square blocks, equally many in each block row."""
-        blocks = self.A.tobsr((self.length, self.length))
-        each = blocks.nnz // self.length**2 // (self.A.shape[0] // self.length)
-        indices = blocks.indices.reshape(-1, each).astype(np.int32)
-        values = blocks.data.reshape(-1, each, self.length, self.length).transpose(0, 2, 1, 3)
-        values = half(values).reshape(self.A.shape[0], each * self.length)
-        return self._library("blocked_ell", values, indices)
-
     def _library(self, algorithm: str, *arrays: np.ndarray) -> peers.Plan:
-        if self.device.dry:
-            raise Unavailable("cuSPARSE needs a GPU; left out of a dry run")
-        (B,), C = self.sets.dense, np.empty((self.A.shape[0], self.n), np.float16)
-        data = self.sets.put(self.device, *arrays, B, C)
-        torch = self.device.torch
-        products = [cusparse.Product(torch, algorithm, x[:-2], *x[-2:]) for x in data]
-        return lambda i: products[i].enqueue(), lambda: self.device.get(data[0][-1])
+        return library(self.device, self.sets, algorithm, *arrays)
 
     def _jax_dense(self) -> peers.Plan:
         data = [
@@ -129,6 +114,26 @@ class Case(bench.Case):
             for _ in range(self.sets.count)
         ]
         return lambda i: _dense(*data[i % len(data)]), lambda: np.asarray(_dense(*data[0]))
+
+
+def library(device, sets: peers.Sets, algorithm: str, *arrays: np.ndarray) -> peers.Plan:
+    """A product of cuSPARSE; `arrays` are those of A in the form that the algorithm takes."""
+    if device.dry:
+        raise Unavailable("cuSPARSE needs a GPU; left out of a dry run")
+    (B,), torch = sets.dense, device.torch
+    data = sets.put(device, *arrays, B, np.empty((sets.A.shape[0], B.shape[1]), np.float16))
+    products = [cusparse.Product(torch, algorithm, x[:-2], *x[-2:]) for x in data]
+    return lambda i: products[i].enqueue(), lambda: device.get(data[0][-1])
+
+
+def blocked_ell(A, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """cuSPARSE's blocked-ELL of a matrix of `in_blocks`: values of the rows, and the columns of the
+    blocks of each block row."""
+    blocks = A.tobsr((length, length))
+    each = blocks.nnz // length**2 // (A.shape[0] // length)
+    indices = blocks.indices.reshape(-1, each).astype(np.int32)
+    values = blocks.data.reshape(-1, each, length, length).transpose(0, 2, 1, 3)
+    return half(values).reshape(A.shape[0], each * length), indices
 
 
 def checker(A, B: np.ndarray):
@@ -202,9 +207,15 @@ def rows_of(A, n: int, *where) -> Iterator[bench.Row]:
     """The rows of a matrix, and of the block matrix that blocked-ELL gets."""
     case = Case(A, n, *where)
     yield from case.rows()
-    blocks = Case(in_blocks(A, case.length), n, *where)
-    row = blocks._row("cusparse_blocked_ell", blocks.blocked_ell)
-    yield row | {"k": blocks.A.shape[1], "nnz": blocks.A.nnz}
+    yield of_blocks(A, case.length, n, *where)
+
+
+def of_blocks(A, length: int, n: int, *where) -> bench.Row:
+    """The row of cuSPARSE's blocked-ELL, of a matrix of square blocks with as many values as A."""
+    blocks = Case(in_blocks(A, length), n, *where)
+    arrays = blocked_ell(blocks.A, blocks.length)
+    row = blocks._row("cusparse_blocked_ell", lambda: blocks._library("blocked_ell", *arrays))
+    return row | {"k": blocks.A.shape[1], "nnz": blocks.A.nnz}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#if defined(__x86_64__)
+#if SGAP_SEVERAL_ISAS  // of CMake: those of x86-64 that are named below
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
@@ -15,7 +15,7 @@ namespace sgap {
 namespace baseline {
 extern const KernelTable kKernelTable;
 }
-#if defined(__x86_64__)
+#if SGAP_SEVERAL_ISAS
 namespace avx2 {
 extern const KernelTable kKernelTable;
 }
@@ -32,7 +32,7 @@ extern const KernelTable kKernelTable;
 
 namespace {
 
-#if defined(__x86_64__)
+#if SGAP_SEVERAL_ISAS
 
 // Whether the processor has dot products of bfloat16 pairs in vectors (AVX512-BF16).
 bool HasPairDots() {
@@ -60,7 +60,7 @@ bool HasTiles() {
 
 std::vector<const KernelTable*> SupportedTables() {
   std::vector<const KernelTable*> tables = {&baseline::kKernelTable};
-#if defined(__x86_64__)
+#if SGAP_SEVERAL_ISAS
   __builtin_cpu_init();
   // Every x86-64 processor with AVX2 also converts half precision (F16C, for which GCC 11 has
   // no test).

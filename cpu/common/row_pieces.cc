@@ -21,6 +21,7 @@ namespace {
 constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kKeptBytes = size_t(8) << 20, kKeptCount = 4;  // 32 MiB in all
 constexpr size_t kMostSpace = size_t(1) << 32;                  // that is kept, address space
+constexpr int64_t kEntriesAtOnce = 1 << 21;  // that are put together when all are there
 
 struct Kept {
   char* data;
@@ -78,13 +79,12 @@ Pages::~Pages() {
 #endif
 }
 
-void Pages::ReturnUntil(size_t place) {
+void Pages::EndAt(size_t place) {
 #if defined(__linux__)
-  place = place / kHugePage * kHugePage;
-  const size_t from = std::max(returned_, kKeptBytes);
-  if (place <= from) return;
-  madvise(data_ + from, place - from, MADV_DONTNEED);
-  returned_ = place;
+  place = (place + kHugePage - 1) / kHugePage * kHugePage;
+  if (place == 0 || place >= bytes_) return;
+  munmap(data_ + place, bytes_ - place);
+  bytes_ = place;
 #else
   (void)place;
 #endif
@@ -92,17 +92,12 @@ void Pages::ReturnUntil(size_t place) {
 
 void FreeArray::operator()(char* memory) const { std::free(memory); }
 
-namespace {
-
-ResultArray TakeArray(size_t bytes) {
+ResultArray::ResultArray(size_t bytes) {
   constexpr size_t kLine = 64;
   bytes = (bytes + kLine) / kLine * kLine;
-  ResultArray array(static_cast<char*>(std::aligned_alloc(kLine, bytes)));
-  if (array) AdviseHugePages(array.get(), bytes);
-  return array;
+  heap_.reset(static_cast<char*>(std::aligned_alloc(kLine, bytes)));
+  if (heap_) AdviseHugePages(heap_.get(), bytes);
 }
-
-}  // namespace
 
 namespace {
 
@@ -151,66 +146,99 @@ void RunOnThreads(int64_t tasks, int64_t threads,
 }
 
 RowPieces::RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t> widths,
-                     int64_t bound, int64_t slack, int64_t threads)
+                     std::vector<int64_t> bounds, int64_t slack, int64_t threads)
     : first_rows_(first_rows),
       widths_(std::move(widths)),
+      bounds_(std::move(bounds)),
+      slack_(slack),
       counts_(first_rows.back()),
-      workers_(std::clamp<int64_t>(int64_t(first_rows.size()) - 1, 1, threads)) {
+      entries_of_(bounds_.size()),
+      workers_(std::clamp<int64_t>(int64_t(bounds_.size()), 1, threads)) {
+  int64_t bound = 0, longest = 0;
+  for (const int64_t own : bounds_) bound += own, longest = std::max(longest, own);
+  for (std::atomic<int64_t>& entries : entries_of_) entries.store(-1, std::memory_order_relaxed);
+  room_ = bound;
+  if (bound > kEntriesAtOnce) {
+    room_ = std::max(kEntriesAtOnce / 16, 2 * longest);
+    for (const size_t width : widths_) {
+      Pages pages(size_t(bound) * width);
+      ready_ = ready_ && pages.data();
+      results_.emplace_back(std::move(pages));
+    }
+  }
   for (Worker& worker : workers_) {
     for (const size_t width : widths_) {
-      worker.arrays.emplace_back(size_t(bound + slack) * width);
+      worker.arrays.emplace_back(size_t(room_ + slack) * width);
       ready_ = ready_ && worker.arrays.back().data();
     }
   }
 }
 
-int64_t RowPieces::EntriesOf(int64_t task) const {
-  int64_t entries = 0;
-  for (int64_t row = first_rows_[task]; row < first_rows_[task + 1]; ++row) entries += counts_[row];
-  return entries;
+void RowPieces::Begin(int64_t task, int64_t worker) {
+  Worker& own = workers_[worker];
+  // The tasks before those that wait here are in the hands of others, the first of whom does not
+  // wait.
+  while (own.entries + bounds_[task] > room_) {
+    Move(own);
+    if (own.entries > 0) std::this_thread::yield();
+  }
 }
 
 void RowPieces::Wrote(int64_t task, int64_t worker) {
   Worker& own = workers_[worker];
+  int64_t entries = 0;
+  for (int64_t row = first_rows_[task]; row < first_rows_[task + 1]; ++row) entries += counts_[row];
   own.tasks.push_back(task);
-  own.entries += EntriesOf(task);
+  own.entries += entries;
+  entries_of_[task].store(entries, std::memory_order_release);
+  if (!results_.empty()) Move(own);
+}
+
+// Copies what the worker has to the result, as far as its places are known.
+void RowPieces::Move(Worker& own) {
+  for (; own.moved < own.tasks.size(); ++own.moved) {
+    const int64_t task = own.tasks[own.moved];
+    for (; own.task < task; ++own.task) {
+      const int64_t entries = entries_of_[own.task].load(std::memory_order_acquire);
+      if (entries < 0) return;
+      own.place += entries;
+    }
+    const int64_t count = entries_of_[task].load(std::memory_order_relaxed);
+    for (size_t array = 0; array < widths_.size(); ++array) {
+      const size_t width = widths_[array];
+      std::memcpy(results_[array].data() + own.place * width,
+                  own.arrays[array].data() + own.moved_entries * width, count * width);
+    }
+    own.moved_entries += count;
+  }
+  own.entries = own.moved_entries = 0;
 }
 
 bool RowPieces::Join(RowResult& result) {
   const auto rows = int64_t(counts_.size());
   result.rows = rows;
-  for (const Worker& worker : workers_) result.entries += worker.entries;
-  result.offsets = TakeArray((rows + 1) * 4);
-  if (!result.offsets) return false;
-  auto* const offsets = reinterpret_cast<int32_t*>(result.offsets.get());
+  result.offsets = ResultArray((rows + 1) * 4);
+  if (!result.offsets.data()) return false;
+  auto* const offsets = reinterpret_cast<int32_t*>(result.offsets.data());
   int64_t before = 0;
   for (int64_t row = 0; row < rows; ++row) {
     offsets[row] = int32_t(before);
     before += counts_[row];
   }
   offsets[rows] = int32_t(before);
-  for (const size_t width : widths_) {
-    result.arrays.push_back(TakeArray(size_t(result.entries) * width));
-    if (!result.arrays.back()) return false;
+  result.entries = before;
+  if (results_.empty()) {
+    for (const size_t width : widths_) {
+      results_.emplace_back(size_t(before) * width);
+      if (!results_.back().data()) return false;
+    }
   }
   const auto workers = int64_t(workers_.size());
-  RunOnThreads(workers, workers, [&](int64_t i, int64_t) {
-    Worker& worker = workers_[i];
-    size_t done = 0;
-    for (const int64_t task : worker.tasks) {
-      const size_t begin = offsets[first_rows_[task]];
-      const size_t count = offsets[first_rows_[task + 1]] - begin;
-      for (size_t array = 0; array < widths_.size(); ++array) {
-        const size_t width = widths_[array];
-        std::memcpy(result.arrays[array].get() + begin * width,
-                    worker.arrays[array].data() + done * width, count * width);
-      }
-      done += count;
-      for (size_t array = 0; array < widths_.size(); ++array) {
-        worker.arrays[array].ReturnUntil(done * widths_[array]);
-      }
-    }
-  });
+  RunOnThreads(workers, workers, [&](int64_t i, int64_t) { Move(workers_[i]); });
+  for (size_t array = 0; array < widths_.size(); ++array) {
+    results_[array].EndAt(size_t(before) * widths_[array]);
+  }
+  result.arrays = std::move(results_);
   return true;
 }
 

@@ -1,7 +1,8 @@
 // Results by rows whose number of entries is known only when they are made, for calls outside of
-// XLA: each thread writes the rows of its tasks one behind the other to memory of its own, and they
-// are put together when all are there. What has been copied goes back to the system meanwhile, so
-// that a large result is never there twice.
+// XLA: each thread writes the rows of its tasks one behind the other to memory of its own. Where
+// they are few, they are put together when all are there. Rows of many entries go from that memory,
+// while it is in the cache, to their places in the result as soon as the tasks before them are
+// done: the result is there once, and its pages are fetched from the system once.
 #pragma once
 
 #include <atomic>
@@ -30,24 +31,37 @@ class Pages {
   Pages(Pages&& other) noexcept { *this = std::move(other); }
   Pages& operator=(Pages&& other) noexcept {
     std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
-    std::swap(returned_, other.returned_);
     return *this;
   }
 
   char* data() const { return data_; }
-  // Nothing before this place is needed any more.
-  void ReturnUntil(size_t place);
+  // Nothing from this place on will be needed.
+  void EndAt(size_t place);
 
  private:
   char* data_ = nullptr;
-  size_t bytes_ = 0, returned_ = 0;
+  size_t bytes_ = 0;
 };
 
 struct FreeArray {
   void operator()(char* memory) const;
 };
-// On the boundary of a cache line, as JAX wants arrays that it does not copy.
-using ResultArray = std::unique_ptr<char, FreeArray>;
+
+// An array on the boundary of a cache line, as JAX wants those that it does not copy: of the heap,
+// or pages. No data() where there was no memory.
+class ResultArray {
+ public:
+  ResultArray() = default;
+  explicit ResultArray(size_t bytes);
+  explicit ResultArray(Pages pages) : pages_(std::move(pages)) {}
+
+  char* data() const { return heap_ ? heap_.get() : pages_.data(); }
+  void EndAt(size_t place) { pages_.EndAt(place); }
+
+ private:
+  std::unique_ptr<char, FreeArray> heap_;
+  Pages pages_;
+};
 
 // A matrix in CSR: arrays are its indices and what else there is for each entry.
 struct RowResult {
@@ -86,22 +100,24 @@ struct DirectMatrix {
 
 class RowPieces {
  public:
-  // Task t has the rows from first_rows[t] on. In all there are at most `bound` entries; each has
-  // `widths` bytes in several arrays, the first of which are its index (4). A task may write
-  // `slack` entries too many.
-  RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t> widths, int64_t bound,
-            int64_t slack, int64_t threads);
+  // Task t has the rows from first_rows[t] on, with bounds[t] entries at most; each has `widths`
+  // bytes in several arrays, the first of which are its index (4). A task may write `slack` entries
+  // too many.
+  RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t> widths,
+            std::vector<int64_t> bounds, int64_t slack, int64_t threads);
 
   // Whether there was memory.
   bool Ready() const { return ready_; }
   int32_t* counts() { return counts_.data(); }  // [rows] entries, which tasks set
 
-  // Where the worker's next task writes array i.
+  // Makes room for a task, which the worker runs next. Its tasks ascend.
+  void Begin(int64_t task, int64_t worker);
+  // Where it writes array i.
   char* Next(int64_t worker, size_t i) const {
     const Worker& own = workers_[worker];
     return own.arrays[i].data() + own.entries * widths_[i];
   }
-  // The worker's task has written its entries.
+  // It has written its entries.
   void Wrote(int64_t task, int64_t worker);
 
   // Puts all rows together. False where there is no memory. There must be fewer than 2^31 entries.
@@ -110,15 +126,23 @@ class RowPieces {
  private:
   struct alignas(64) Worker {
     std::vector<Pages> arrays;
-    int64_t entries = 0;
-    std::vector<int64_t> tasks;
+    int64_t entries = 0;         // in the arrays
+    std::vector<int64_t> tasks;  // that they are of
+    size_t moved = 0;            // tasks that are in the result
+    int64_t moved_entries = 0;
+    int64_t task = 0, place = 0;  // a task, and how many entries are before it
   };
-  int64_t EntriesOf(int64_t task) const;
+  void Move(Worker& own);
 
   const std::vector<int32_t>& first_rows_;
   const std::vector<size_t> widths_;
+  const std::vector<int64_t> bounds_;
+  const int64_t slack_;
   std::vector<int32_t> counts_;
+  std::vector<std::atomic<int64_t>> entries_of_;  // [tasks], -1 before it is done
   std::vector<Worker> workers_;
+  std::vector<ResultArray> results_;  // where they are large
+  int64_t room_ = 0;                  // entries of a worker's arrays
   bool ready_ = true;
 };
 

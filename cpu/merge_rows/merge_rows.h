@@ -15,16 +15,19 @@ enum class Merge : uint8_t { kAdd, kSubtract, kMultiply };  // the last is an in
 
 struct MergeRowsArgs {
   SparseRows a, b;
+  int64_t columns;
   Dtype dtype;
   Merge merge;           // of values; one that neither has is 0
   const void* a_values;  // or null: then there are places
   const void* b_values;
   const int32_t* task_rows;
   int32_t* counts;               // [rows]
-  int32_t* indices;              // of the task
+  int32_t* indices;              // of the task, with room for kMergeSlack more
   void* values;                  // with a_values
   int32_t *a_places, *b_places;  // without: entries of A and B, -1 for none
 };
+
+constexpr int64_t kMergeSlack = 16;
 
 enum class Merged : uint8_t { kDone, kNotAscending, kTooMany };
 

@@ -53,6 +53,7 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
 
   MergeRowsArgs args = {};
   args.a = {a.offsets, a.indices}, args.b = {b.offsets, b.indices};
+  args.columns = a.columns;
   args.dtype = dtype;
   args.merge = merge;
   args.a_values = a.values, args.b_values = b.values;
@@ -60,9 +61,14 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
   std::vector<size_t> widths = {4, 4, 4};
   if (a.values) widths = {4, DtypeBytes(dtype)};
   const auto cut = int64_t(first_rows.size()) - 1;
-  const int64_t of_a = a.offsets[rows] - a.offsets[0], of_b = b.offsets[rows] - b.offsets[0];
-  const int64_t bound = intersection ? std::min(of_a, of_b) : of_a + of_b;
-  RowPieces pieces(first_rows, std::move(widths), bound, 1, threads);
+  std::vector<int64_t> bounds(cut);
+  for (int64_t task = 0; task < cut; ++task) {
+    const int64_t begin = first_rows[task], end = first_rows[task + 1];
+    const int64_t of_a = a.offsets[end] - a.offsets[begin],
+                  of_b = b.offsets[end] - b.offsets[begin];
+    bounds[task] = intersection ? std::min(of_a, of_b) : of_a + of_b;
+  }
+  RowPieces pieces(first_rows, std::move(widths), std::move(bounds), kMergeSlack, threads);
   if (!pieces.Ready()) throw std::bad_alloc();
   args.counts = pieces.counts();
   std::atomic<bool> ascending{true};
@@ -72,6 +78,7 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
       ascending.store(false, std::memory_order_relaxed);
     }
     if (!ascending.load(std::memory_order_relaxed)) return;
+    pieces.Begin(task, worker);
     MergeRowsArgs own = args;
     own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
     own.values = pieces.Next(worker, 1);

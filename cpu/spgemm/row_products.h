@@ -43,6 +43,7 @@ class RowProducts {
   }
 
   int64_t Of(int64_t row) const { return until_[row + 1] - until_[row]; }
+  const int64_t* Before() const { return until_.data(); }  // [rows + 1] of each row
   int64_t Longest() const { return longest_; }
   int64_t Total() const { return until_[rows_]; }
   // As many of `threads` as have something to do.
@@ -53,13 +54,15 @@ class RowProducts {
   // First rows of tasks, and after them the number of rows. A row counts for its products, its
   // entries in A and once.
   std::vector<int32_t> Cut(int64_t threads) const {
-    const int64_t most = std::max<int64_t>(threads, 1) * kTasksOfThread;
+    const int64_t most =
+        std::max(std::max<int64_t>(threads, 1) * kTasksOfThread, Work(rows_) / kMostTask);
     const int64_t tasks = std::clamp<int64_t>(Work(rows_) / kLeastTask, 1, most);
     return FirstRows(rows_, tasks, [&](int64_t row) { return Work(row); });
   }
 
  private:
-  static constexpr int64_t kTasksOfThread = 32, kLeastTask = 1 << 13, kLeastPart = 1 << 15;
+  static constexpr int64_t kTasksOfThread = 32, kLeastTask = 1 << 13, kMostTask = 1 << 16;
+  static constexpr int64_t kLeastPart = 1 << 15;
 
   int64_t Work(int64_t row) const { return until_[row] + a_offsets_[row] - a_offsets_[0] + row; }
 

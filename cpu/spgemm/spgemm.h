@@ -31,16 +31,20 @@ struct SpgemmArgs {
   const int32_t* task_rows;  // [row_tasks + 1]
   int64_t row_tasks;
   int64_t slots;  // of a hash table in place of an array of all columns, a power of two; or 0
-  char* scratch;  // SpgemmScratch() bytes; the first `places` are zero before and after a task
+  char* scratch;  // SpgemmScratch() bytes, at first zero as far as `zeroed`
 };
 
-// Bytes for the places of columns, then for the sums of one row of C with 0 for what has none.
+// Without a hash table, sums of all columns and whether the row has them. With one, its slots, then
+// the sums of one row of C with one in front for what has no place.
 struct SpgemmScratch {
-  int64_t places, bytes;
+  int64_t present;  // where it begins, in bytes
+  int64_t zeroed, bytes;
 
   SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
-      : places(((slots ? 2 * slots : columns) * 4 + 63) / 64 * 64),
-        bytes(places + (longest + 1) * accumulator_bytes) {}
+      : present(slots ? 0 : columns * accumulator_bytes),
+        zeroed(slots ? 2 * slots * 4 : present + columns),
+        bytes((zeroed + 63) / 64 * 64 + (slots ? (longest + 1) * accumulator_bytes : 0)) {}
+  int64_t Sums() const { return (zeroed + 63) / 64 * 64; }  // of one row, in bytes
 };
 
 // Slots of a hash table of up to `longest` columns, at most half of them taken; 0 where an array of
@@ -75,14 +79,16 @@ inline int64_t ColumnSetWords(int64_t columns) {
 }
 
 // Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
-// The sums of a row are in an array of all columns with a flag for each column that has one, or,
-// where `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix
-// of many columns fit in.
+// Short rows are sorted (sorted_rows.h), where the instruction set and the dtype have that. The
+// sums of others are in an array of all columns with a flag for each column that has one, or, where
+// `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix of
+// many columns fit in.
 struct SpgemmRowsArgs {
   Dtype dtype;
   SparseRows a, b;
   int64_t columns;
   const void *a_values, *b_values;
+  const int64_t* products;  // [rows + 1] before each row
   const int32_t* task_rows;
   int64_t slots, longest;  // a power of two; the most products of a row, at most the columns
   int32_t* counts;         // [rows] entries of each row
@@ -93,9 +99,20 @@ struct SpgemmRowsArgs {
 
 constexpr int64_t kSpgemmSlack = 64;
 
+// Products of one row that are sorted, at most, and room for them and for what is written behind.
+constexpr int64_t kSortedRowMost = 1 << 12, kSortedRowRoom = kSortedRowMost + 64;
+
+// A key of 32 bits is a column and which product of its row it is: bits for the latter. No key is
+// all ones.
+inline int SortedRowBits(int64_t columns) {
+  int bits = 12;
+  while (bits > 0 && columns >> (32 - bits) != 0) --bits;
+  return bits;
+}
+
 // Where the parts of the scratch begin, in bytes.
 struct SpgemmRowsScratch {
-  int64_t flags, list, other, bytes;  // sums are first
+  int64_t flags, list, other, sorted, bytes;  // sums are first
 
   SpgemmRowsScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes) {
     const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
@@ -103,7 +120,8 @@ struct SpgemmRowsScratch {
     flags = lines(sums * accumulator_bytes);
     list = flags + lines(slots ? slots * 4 : columns + 64);
     other = list + lines((longest + 1) * 4);
-    bytes = other + lines((longest + 1) * 4);
+    sorted = other + lines((longest + 1) * 4);
+    bytes = sorted + lines(3 * kSortedRowRoom * 4);
   }
 };
 

@@ -72,9 +72,15 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
   const RowProducts products(args.a, args.b, a.rows, threads);
   const std::vector<int32_t> first_rows = products.Cut(threads);
   const auto tasks = int64_t(first_rows.size()) - 1;
-  int64_t bound = 0;
-  for (int64_t row = 0; row < a.rows; ++row) bound += std::min(products.Of(row), b.columns);
+  std::vector<int64_t> bounds(tasks);
+  for (int64_t task = 0; task < tasks; ++task) {
+    for (int64_t row = first_rows[task]; row < first_rows[task + 1]; ++row) {
+      bounds[task] += std::min(products.Of(row), b.columns);
+    }
+  }
+  const int64_t bound = std::accumulate(bounds.begin(), bounds.end(), int64_t(0));
   args.longest = std::min(products.Longest(), b.columns);
+  args.products = products.Before();
   args.task_rows = first_rows.data();
   if (bound >= INT32_MAX && !CountIsInt32(args, first_rows, threads)) return false;
 
@@ -82,7 +88,7 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
   const SpgemmRowsScratch parts(args.columns, args.slots, args.longest, AccumulatorBytes(dtype));
   const int64_t workers = std::clamp<int64_t>(products.Threads(threads), 1, tasks);
   const Workspace scratch = AcquireWorkspace(size_t(workers * parts.bytes));
-  RowPieces pieces(first_rows, {4, bytes}, bound, kSpgemmSlack, workers);
+  RowPieces pieces(first_rows, {4, bytes}, std::move(bounds), kSpgemmSlack, workers);
   if (!scratch || !pieces.Ready()) throw std::bad_alloc();
   args.counts = pieces.counts();
   std::vector<char> began(workers, 0);
@@ -90,6 +96,7 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
     SpgemmRowsArgs own = args;
     own.scratch = static_cast<char*>(scratch.get()) + worker * parts.bytes;
     if (!std::exchange(began[worker], 1)) std::memset(own.scratch, 0, size_t(parts.list));
+    pieces.Begin(task, worker);
     own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
     own.values = pieces.Next(worker, 1);
     Kernels().SpgemmRows(own, task);

@@ -203,7 +203,7 @@ struct ValuesCall {
     const int64_t parts = std::clamp<int64_t>(batch * tasks.Count(), 1, threads);
     args.slots = SpgemmSlots(args.columns, longest);
     const SpgemmScratch own(args.columns, args.slots, longest, bytes);
-    return scratch.Acquire(parts, own.bytes, own.places);
+    return scratch.Acquire(parts, own.bytes, own.zeroed);
   }
 
   void Run(int64_t task) {
@@ -266,6 +266,7 @@ ffi::Future ValuesHandler(Pool pool, IndexArray a_offsets, IndexArray a_indices,
   args.complete = complete;
   // Of a call of several structures, all threads may be in the tasks of one.
   const int64_t threads = std::max<int64_t>(pool.threads().num_threads(), 1);
+  AdviseHugePages(args.out, out->size_bytes());
   const auto call = std::make_shared<ValuesCall>(
       args, Factors(a_offsets, a_indices, b_offsets, b_indices, columns),
       ValidStructure(Factors::StructureOf(c_offsets, c_indices, nullptr, columns)), batch, threads);

@@ -7,22 +7,8 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Places of the columns of one row, from 1 on; 0 for all others. In an array of all columns.
-class ColumnPlaces {
- public:
-  explicit ColumnPlaces(const SpgemmArgs& args)
-      : places_(reinterpret_cast<int32_t*>(args.scratch)) {}
-  int32_t Of(int32_t column) const { return places_[column]; }
-  void Set(int32_t column, int32_t place) { places_[column] = place; }
-  void Clear(const int32_t* columns, int64_t count, void*) {
-    for (int64_t p = 0; p < count; ++p) places_[columns[p]] = 0;
-  }
-
- private:
-  int32_t* const places_;
-};
-
-// In a hash table: keys are columns + 1.
+// Places of the columns of one row, from 1 on; 0 for all others. In a hash table: keys are columns
+// + 1.
 class HashedPlaces {
  public:
   explicit HashedPlaces(const SpgemmArgs& args)
@@ -61,13 +47,59 @@ class HashedPlaces {
   const int64_t slots_;
 };
 
-// A place in `sums` for each entry of a row of C. Entries of one column share the last one's place.
-template <typename T, typename Places>
-void MultiplyRow(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
+// each(factor, column, entry of B) for the products of a row, in order. Rows of B that come soon
+// are prefetched.
+template <typename T, typename Each>
+inline void EachProduct(const SpgemmArgs& args, int64_t row, const T* a, const T* b, Each each) {
+  constexpr int64_t kAhead = 8;
+  const int32_t *offsets = args.b.offsets, *indices = args.b.indices, *of_a = args.a.indices;
+  const int64_t known = args.a.offsets[args.task_rows[args.row_tasks]];
+  for (int64_t e = args.a.offsets[row], last = args.a.offsets[row + 1]; e < last; ++e) {
+    if (e + kAhead < known) {
+      const int64_t next = offsets[of_a[e + kAhead]];
+      Prefetch(indices + next);
+      Prefetch(b + next);
+    }
+    const Accumulator<T> factor = LoadScalar(a + e);
+    const int64_t k = of_a[e];
+    for (int64_t q = offsets[k], stop = offsets[k + 1]; q < stop; ++q) each(factor, indices[q], q);
+  }
+}
+
+// Sums in an array of all columns. Those of the row begin as zero and those of others, which are
+// never read, as anything. `present` is 1 for the columns of the row and 0 for others: with a plan,
+// the row is wrong where a product has no place. With a mask nobody asks.
+template <typename T, bool kComplete>
+void MultiplyInColumns(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
   using Acc = Accumulator<T>;
-  Places places(args);
+  const SpgemmScratch parts(args.columns, 0, 0, sizeof(Acc));
+  auto* const sums = reinterpret_cast<Acc*>(args.scratch);
+  auto* const present = reinterpret_cast<uint8_t*>(args.scratch + parts.present);
+  const int32_t* columns = args.c.indices;
+  const int64_t begin = args.c.offsets[row], end = args.c.offsets[row + 1];
+  for (int64_t p = begin; p < end; ++p) {
+    sums[columns[p]] = 0;
+    if (kComplete) present[columns[p]] = 1;
+  }
+  uint32_t all = 1;
+  EachProduct(args, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
+    if (kComplete) all &= present[column];
+    sums[column] += factor * LoadScalar(b + q);
+  });
+  for (int64_t p = begin; p < end; ++p) {
+    StoreScalar(out + p, all ? sums[columns[p]] : Acc(__builtin_nan("")));
+    if (kComplete) present[columns[p]] = 0;
+  }
+}
+
+// A place in `sums` for each entry of a row of C. Entries of one column share the last one's place.
+template <typename T>
+void MultiplyHashed(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
+  using Acc = Accumulator<T>;
+  HashedPlaces places(args);
   const SpgemmScratch parts(args.columns, args.slots, 0, sizeof(Acc));
-  auto* sums = reinterpret_cast<Acc*>(args.scratch + parts.places);
+  auto* sums = reinterpret_cast<Acc*>(args.scratch + parts.Sums());
+  sums[0] = 0;
   const int32_t* columns = args.c.indices;
   const int64_t begin = args.c.offsets[row], end = args.c.offsets[row + 1];
   for (int64_t p = begin; p < end; ++p) {
@@ -75,18 +107,11 @@ void MultiplyRow(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T*
     sums[p - begin + 1] = 0;
   }
   bool missing = false;
-  for (int64_t e = args.a.offsets[row], last = args.a.offsets[row + 1]; e < last; ++e) {
-    const Acc factor = LoadScalar(a + e);
-    const int64_t k = args.a.indices[e];
-    for (int64_t q = args.b.offsets[k], stop = args.b.offsets[k + 1]; q < stop; ++q) {
-      const int32_t place = places.Of(args.b.indices[q]);
-      if (place == 0) {
-        missing = true;
-        continue;
-      }
-      sums[place] += factor * LoadScalar(b + q);
-    }
-  }
+  EachProduct(args, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
+    const int32_t place = places.Of(column);
+    missing |= place == 0;
+    sums[place] += factor * LoadScalar(b + q);  // that of no place is never read
+  });
   const bool wrong = missing && args.complete;
   for (int64_t p = begin; p < end; ++p) {
     StoreScalar(out + p, wrong ? Acc(__builtin_nan("")) : sums[places.Of(columns[p])]);
@@ -140,9 +165,11 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     const T* a = static_cast<const T*>(args.a_values) + batch * args.a_stride;
     const T* b = static_cast<const T*>(args.b_values) + batch * args.b_stride;
     T* out = static_cast<T*>(args.out) + batch * args.out_stride;
+    const auto multiply = args.slots      ? MultiplyHashed<T>
+                          : args.complete ? MultiplyInColumns<T, true>
+                                          : MultiplyInColumns<T, false>;
     for (int64_t row = args.task_rows[index]; row < args.task_rows[index + 1]; ++row) {
-      args.slots ? MultiplyRow<T, HashedPlaces>(args, row, a, b, out)
-                 : MultiplyRow<T, ColumnPlaces>(args, row, a, b, out);
+      multiply(args, row, a, b, out);
     }
   });
 }

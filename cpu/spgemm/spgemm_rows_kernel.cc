@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/simd/simd.h"
+#include "cpu/spgemm/sorted_rows.h"
 #include "cpu/spgemm/spgemm.h"
 
 namespace sgap::SGAP_ISA {
@@ -261,7 +262,22 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
     using T = typename decltype(tag)::type;
     RowProduct<T> product(args);
     Out<T> out = {args.indices, static_cast<T*>(args.values)};
-    for (int64_t row = args.task_rows[task]; row < args.task_rows[task + 1]; ++row) {
+    const int64_t end = args.task_rows[task + 1];
+#if defined(SGAP_KEY_SORT)
+    if constexpr (std::is_same_v<T, float>) {
+      SortedRows sorted(args, task);
+      for (int64_t row = args.task_rows[task]; row < end;) {
+        row = sorted.Run(row, end, out);
+        for (; row < end && !sorted.Takes(row); ++row) {
+          const int32_t* before = out.indices;
+          product.Run(row, out);
+          args.counts[row] = int32_t(out.indices - before);
+        }
+      }
+      return;
+    }
+#endif
+    for (int64_t row = args.task_rows[task]; row < end; ++row) {
       const int32_t* before = out.indices;
       product.Run(row, out);
       args.counts[row] = int32_t(out.indices - before);

@@ -61,6 +61,7 @@ def wait(started: list[subprocess.Popen], grace: float, out: TextIO) -> list[int
     finally:
         for each in started:
             each.kill()
+            each.wait()
         for thread in threads:
             thread.join()
     return [each.wait() for each in started]
@@ -84,6 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="of each process")
     parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS")
     given, rest = parser.parse_known_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{parser.prog}: ended, with the processes"))
     started = start(given.processes, given.devices, [*rest, "--timeout", str(given.timeout)])
     found = wait(started, 2 * given.timeout, sys.stdout)
     if any(found):

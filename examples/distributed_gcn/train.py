@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import os
+import resource
 import sys
 import time
 from functools import partial
@@ -156,6 +157,18 @@ def train(graph: parallel.PartitionedArray, recipe: Recipe, epochs: int, run: Ru
         run.write(line)
         say(" ".join(f"{name} {value:.4g}" for name, value in line.items()))
     run.close()
+    print(memory(graph), flush=True)
+
+
+def memory(graph: parallel.PartitionedArray) -> str:
+    """What this process has of the graph, and how much memory it has had at once."""
+    parts = [d.process_index == jax.process_index() for d in graph.mesh.devices.flat]
+    own = sum(count for count, mine in zip(graph.entries, parts, strict=True) if mine)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux: KiB
+    return (
+        f"process {jax.process_index()}: {own:,} of {sum(graph.entries):,} entries, "
+        f"{peak:,.0f} MiB at its peak"
+    )
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ from sgap_jax.compiler.notation.expr import IndexVar as IndexVar
 from sgap_jax.compiler.notation.expr import Tensor as Tensor
 from sgap_jax.compiler.notation.expr import assign as assign
 from sgap_jax.compiler.notation.expr import index_vars as index_vars
+from sgap_jax.compiler.notation.parse import parse as parse
 from sgap_jax.compiler.notation.provenance import Provenance as Provenance
 from sgap_jax.compiler.presets import spmm_point as spmm_point
 from sgap_jax.compiler.transform.schedule import LoopSchedule as LoopSchedule

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 from sgap_jax.doctor.process import Ended, answers
 from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, OTHER_DEVICES, Layer, Report
+from sgap_jax.doctor.worker import OUT_OF_MEMORY
 from sgap_jax.launch import failures, launch
 from sgap_jax.launch.cache import default_folder
 from sgap_jax.launch.driver import OLDEST
@@ -25,12 +27,20 @@ _OF_KERNELS = 0.6  # the share of the time that is left which their layer may ta
 _OLDEST_OF_13 = 7.5  # the compute capability that CUDA 13 begins with
 _LEAST_FREE = 256 << 20  # bytes of a GPU that JAX and the tests need
 _LEAST_DISK = 32 << 20  # bytes: some hundred kernels
+_LOADING = "cuLibraryLoadData"
 _REPORT = "attach the report to an issue"
+_MAKE_ROOM = (
+    "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
+    "CUDA_VISIBLE_DEVICES"
+)
 # Meanings of what cuInit and cuDeviceGetCount return (cuda.h), and what to do.
 _INIT = {
     100: "no GPU is visible: look at nvidia-smi and at CUDA_VISIBLE_DEVICES",
     802: "the GPUs are still starting, or the fabric manager does not run",
     803: "the driver's library and its kernel module differ: restart the machine after an update",
+    34: "the library is the toolkit's stub of a driver: take its folder out of LD_LIBRARY_PATH",
+    804: "the library is a compatibility package, which this GPU or its driver does not take: take "
+    "its folder out of LD_LIBRARY_PATH",
 }
 _ON_CPU = {"JAX_PLATFORMS": "cpu"}  # layers below XLA: its CUDA plugin may be what fails
 _PACKAGES = (
@@ -99,7 +109,7 @@ class _Examination:
         try:
             layer = test()
         except Ended as ended:
-            layer = Layer(name, FAILED, f"{ended}", f"run it again; if it stays so, {_REPORT}")
+            layer = Layer(name, FAILED, f"{ended}", _after(ended))
             now = time.monotonic()
             if now >= self._deadline and now - start < _SILENCE:  # it came too late to have hung
                 layer = Layer(name, NOT_TESTED, "there was no time (--seconds gives more)")
@@ -158,13 +168,12 @@ class _Examination:
             first = next(iter(bad))
             found = f"GPU {first} of {len(self._devices)} does not start: {bad[first]}"
             return Layer("", FAILED, found, _without(bad, len(self._devices)))
-        if free[0] < _LEAST_FREE:
+        if free.get(0, 0) < _LEAST_FREE:
             return Layer(
                 "",
                 FAILED,
-                f"GPU 0 has {free[0] >> 20} MiB free, and {_LEAST_FREE >> 20} are needed",
-                "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
-                "CUDA_VISIBLE_DEVICES",
+                f"GPU 0 has {free.get(0, 0) >> 20} MiB free, and {_LEAST_FREE >> 20} are needed",
+                _MAKE_ROOM,
             )
         return Layer("", OK, f"CUDA {self._driver_text()}, {len(self._devices)} GPU(s)")
 
@@ -217,6 +226,10 @@ class _Examination:
             if "error" in said:
                 return self._compiler_error(said, version)
         self._report.facts["NVRTC"] = version
+        if self._driver is not None and int(version.partition(".")[0]) > self._driver[0]:
+            found = f"NVRTC {version} makes code that a driver of CUDA {self._driver_text()}"
+            do = f"pip install 'sgap_jax[cuda{self._driver[0]}]' brings one of the driver's version"
+            return Layer("", FAILED, f"{found} does not load", f"{do}, or install a newer driver")
         return Layer("", OK, f"NVRTC {version} compiles for {self._arch}")
 
     def _compiler_error(self, said: dict, version: str) -> Layer:
@@ -240,6 +253,7 @@ class _Examination:
         asked, compiler = len(left), self._compiles
         why: dict[int, str] = {}
         archive: dict[str, Any] = {}
+        beside: Layer | None = None  # the first failure that says nothing about a kernel
         now = time.monotonic()
         deadline = now + _OF_KERNELS * (self._deadline - now)
         while left:
@@ -251,30 +265,39 @@ class _Examination:
                         begun = said["begin"]
                     elif "end" in said:
                         left.remove(said["end"])
-                        begun = None
-                        missing = said["kind"] == "NvrtcMissing"
-                        if missing or (said["kind"] == "CompilationError" and not self._compiles):
+                        begun, kind = None, said.get("kind", "")
+                        # What a compiler that is not the right one makes, or does not.
+                        made = kind == "CompilationError" or said["why"].startswith(_LOADING)
+                        if kind == "NvrtcMissing" or (made and not self._compiles):
                             compiler = False
                             continue  # says nothing about the kernel
+                        if not said.get("of_kernel", True):
+                            beside = beside or _beside(every[said["end"]], said)
+                            continue
                         why[said["end"]] = said["why"]
                         self._note(every[said["end"]], said)
                     elif "loaded" in said:
                         archive = said
                     elif "error" in said:
-                        return Layer("", FAILED, said["error"], _REPORT)
+                        beside = beside or _failed(said["error"], said)
+                        left = []  # the same would be said of all of them
+                if begun is not None:  # a library has ended the process as if all were well
+                    raise Ended("its process ended before it had answered")
             except Ended as ended:
                 if time.monotonic() >= deadline:
                     break
-                if begun is None:
-                    if not left:  # in the kernels of the package
-                        archive = {"failed": str(ended), "loaded": 0, "spills": 0}
-                        break
-                    raise
+                if not left:  # in the kernels of the package
+                    archive = {"failed": str(ended), "loaded": 0, "spills": 0}
+                    break
+                if begun is None or ended.by_system:
+                    beside = beside or Layer("", FAILED, f"{ended}", _after(ended))
+                    break
                 why[begun] = str(ended)
                 self._note(every[begun], {"why": str(ended), "kernels": [], "made": ""})
                 left.remove(begun)
         outcomes = [(every[i].family, found) for i, found in why.items()]
-        return self._kernels_layer(outcomes, asked, archive, compiler)
+        layer = self._kernels_layer(outcomes, asked, archive, compiler)
+        return beside if beside is not None and layer.state != FAILED else layer
 
     def _note(self, case: Any, said: dict) -> None:
         rows = said["kernels"] or [{"kernel": "-"}]
@@ -322,12 +345,13 @@ class _Examination:
             return f"they cannot be put on the list in {folder} ({why}): pass schedule="
         return works
 
-    def _test_xla(self, index: int, flags: str = "") -> Layer:
+    def _test_xla(self, index: int, flags: str = "", together: bool = False) -> Layer:
         platforms = {"cuda": "cuda,cpu"}.get(self._platform, self._platform)
         environment = _IN_XLA | {"JAX_PLATFORMS": platforms}
         if flags:
             environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         request = {"made": self._made, "platform": self._platform, "index": index}
+        request["together"] = together
         launches = 0
         for said in self._answers("xla", request, environment):
             if "devices" in said:
@@ -338,18 +362,21 @@ class _Examination:
             elif "launches" in said:
                 launches = said["launches"]
             elif "error" in said:
-                return self._xla_error(said, index)
+                return self._xla_error(said, "all devices" if together else f"device {index}")
         if flags:
             return Layer("", OK, f"{launches} launches of a program, captured and replayed")
         return Layer("", OK, f"{launches} launches of a program give the same bits")
 
-    def _xla_error(self, said: dict, index: int) -> Layer:
+    def _xla_error(self, said: dict, on: str) -> Layer:
         found = said["error"]
+        if "RESOURCE_EXHAUSTED" in found or "OUT_OF_MEMORY" in found:
+            found = f"a program has no room on {on}: {found}"
+            return Layer("", FAILED, found, _MAKE_ROOM)
         if self._in_jax == 0:
             major = 13 if self._driver is None else min(self._driver[0], 13)
             install = f"pip install 'jax[cuda{major}]' in this environment ({sys.prefix})"
             return Layer("", FAILED, f"JAX has no CUDA device: {found}", install)
-        return Layer("", FAILED, f"the program fails on device {index}: {found}", _REPORT)
+        return Layer("", FAILED, f"the program fails on {on}: {found}", _REPORT)
 
     def _test_others(self) -> Layer:
         count = self._in_jax
@@ -367,7 +394,33 @@ class _Examination:
             first = next(iter(bad))
             found = f"device {first} of {count} fails ({bad[first]}), where device 0 works"
             return Layer("", FAILED, found, _without(bad, count))
-        return Layer("", OK, f"all {count} devices")
+        together = self._test_xla(0, together=True)
+        if together.state == FAILED:
+            together.found += ", where each works alone"
+            return together
+        return Layer("", OK, f"all {count} devices, each alone and in one program")
+
+
+def _after(ended: Ended) -> str:
+    """What to do after a process that ended."""
+    flags = os.environ.get("XLA_FLAGS")
+    unset = f"unset XLA_FLAGS ({flags}), " if flags else ""
+    room = "end other programs, " if ended.by_system else ""
+    return f"{unset}{room}run it again; if it stays so, {_REPORT}"
+
+
+def _beside(case: Any, said: dict) -> Layer:
+    """The layer of the kernels where a call could not be made, for no fault of a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return _failed(said["why"], said)
+    return _failed(f"a call of '{case.family}' cannot be tested: {said['why']}", said)
+
+
+def _failed(found: str, said: dict) -> Layer:
+    """The layer of the kernels where something else failed than a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return Layer("", FAILED, f"GPU 0 has no memory left: {found}", _MAKE_ROOM)
+    return Layer("", FAILED, found, f"run it again; if it stays so, {_REPORT}")
 
 
 def _without(bad: Collection[int], count: int) -> str:
@@ -404,11 +457,8 @@ def _driver_error(said: dict, devices: list) -> Layer:
 
 def _runs(arch: str, capability: str) -> bool:
     """Whether code for an architecture ("sm_80") runs on a compute capability ("8.6")."""
-    digits = arch.removeprefix("sm_").rstrip("af")
+    of = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch, re.ASCII)
     major, _, minor = capability.partition(".")
-    if not digits.isdigit() or len(digits) < 2:
+    if of is None or of[1] != major:
         return False
-    exact = arch.endswith("a")
-    return digits[:-1] == major and (
-        int(digits[-1]) == int(minor) if exact else int(digits[-1]) <= int(minor)
-    )
+    return int(of[2]) == int(minor) if of[3] == "a" else int(of[2]) <= int(minor)

@@ -26,10 +26,16 @@ MARK = "@sgap_jax doctor "
 # Faults after which the driver refuses all that follows in the process (cuda.h): an illegal
 # address, a launch that timed out or failed, a misaligned or illegal instruction or access.
 _DEADLY = range(700, 730)
+# Calls that come before a kernel is loaded, and what any call gives where other programs have all
+# memory, or the GPU for themselves (cuda.h): neither says anything about a kernel.
+_BEFORE_KERNELS: tuple[str, ...] = ("cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain")
+_BEFORE_KERNELS += ("cuCtxSetCurrent", "cuMemAlloc_v2", "cuMemcpyHtoD_v2")
+OUT_OF_MEMORY, _IN_USE = 2, 46
 
 
 def answer(**fields: Any) -> None:
-    print(MARK + json.dumps(fields), flush=True)
+    # A library may have left a line without an end.
+    print("\n" + MARK + json.dumps(fields), flush=True)
 
 
 def tell_driver(request: dict) -> None:
@@ -120,6 +126,16 @@ class Launches:
         self.made.append(dict(call=call, cubin=cubin, inputs=given, outputs=specs, results=results))
         return results
 
+    def blames_kernel(self, error: Exception) -> bool:
+        """Whether what ended a call speaks of its kernels, rather than of the machine or of JAX."""
+        from sgap_jax.launch.driver import DriverError
+        from sgap_jax.launch.nvrtc import CompilationError
+
+        error = self.error or error
+        if not isinstance(error, DriverError):
+            return isinstance(error, CompilationError)
+        return error.call not in _BEFORE_KERNELS and error.status not in (OUT_OF_MEMORY, _IN_USE)
+
     def lost(self) -> bool:
         """Whether the driver refuses all that follows."""
         from sgap_jax.launch.driver import DriverError
@@ -130,25 +146,32 @@ class Launches:
 def run_kernels(request: dict) -> None:
     """Each case by launches through the driver, without XLA on the GPU; then loads all kernels of
     the package."""
+    import jax
+
     from sgap_jax.doctor.cases import cases
     from sgap_jax.schedules.emulated import Emulated
     from sgap_jax.schedules.families import set_failing
 
     set_failing(dict)  # those on the list are tested too
+    # What stops JAX itself, such as an unknown flag in XLA_FLAGS, does so before a kernel begins.
+    jax.block_until_ready(jax.numpy.zeros(1) + 1)
+    answer(started=True)
     for i, case in enumerate(cases()):
         if i not in request["cases"]:
             continue
         answer(begin=i)
         launches = Launches(request["index"], request["arch"])
-        kind = ""
+        fields: dict[str, Any] = {}
         try:
             why = case.wrong(case.run(Emulated(launches.run, case.schedule, case.choose)))
         except Exception as error:
-            why, kind = first_line(launches.error or error), type(launches.error or error).__name__
+            why, cause = first_line(launches.error or error), launches.error or error
+            fields = {"kind": type(cause).__name__, "status": _status(cause)}
+            fields["of_kernel"] = launches.blames_kernel(error)
         made = base64.b64encode(pickle.dumps([] if why else launches.made)).decode()
-        answer(end=i, why=why, kind=kind, kernels=launches.kernels, made=made)
+        answer(end=i, why=why, kernels=launches.kernels, made=made, **fields)
         if launches.lost():
-            os._exit(0)  # the doctor goes on with a new process
+            return  # the doctor goes on with a new process
     if request["archive"]:
         _load_archive(request)
 
@@ -170,13 +193,19 @@ def _load_archive(request: dict) -> None:
             continue
         with archive:
             for name in archive.namelist():
-                cubin = decode_entry(archive.read(name))
                 try:
-                    if cubin is None:
-                        raise ValueError(f"an entry of {arch}.zip is damaged")
+                    cubin = decode_entry(archive.read(name))
+                except Exception:  # of zipfile, zlib or the disk, as the damage is
+                    cubin = None
+                if cubin is None:
+                    failed = failed or f"an entry of {arch}.zip is damaged"
+                    continue
+                try:
                     spills += driver.attributes(driver.load(cubin))["local_bytes"] > 0
                     loaded += 1
-                except (DriverError, ValueError) as error:
+                except DriverError as error:
+                    if error.status in (OUT_OF_MEMORY, _IN_USE):
+                        raise
                     failed = failed or first_line(error)
         break
     answer(loaded=loaded, spills=spills, failed=failed)
@@ -184,15 +213,18 @@ def _load_archive(request: dict) -> None:
 
 def run_in_xla(request: dict) -> None:
     """The launches that were right through the driver, in one program of JAX, on one of its
-    devices; three times, since a command buffer is captured at the second."""
+    devices or on all at once; three times, since a command buffer is captured at the second."""
     import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from sgap_jax.launch import launch
 
     devices = jax.local_devices(backend=request["platform"])
     answer(devices=[f"{d.platform}:{d.id} {d.device_kind}" for d in devices])
     made = [one for text in request["made"] for one in pickle.loads(base64.b64decode(text))]
-    device = devices[request["index"]]
+    on: Any = devices[request["index"]]
+    if request["together"]:
+        on = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
 
     @jax.jit
     def program(*operands: Any) -> list:
@@ -206,14 +238,15 @@ def run_in_xla(request: dict) -> None:
             results.append(call(*given, **attributes))
         return results
 
-    operands = jax.device_put([x for one in made for x in one["inputs"]], device)
+    operands = jax.device_put([x for one in made for x in one["inputs"]], on)
     compiled = program.lower(*operands).compile()
     answer(compiled=True)  # so that neither this nor a launch is taken to hang
     for _ in range(3):
         results = jax.block_until_ready(compiled(*operands))
         for one, got in zip(made, results, strict=True):
             for x, right in zip(got, one["results"], strict=True):
-                if np.asarray(x).tobytes() != right.tobytes():
+                copies = (np.asarray(shard.data).tobytes() for shard in x.addressable_shards)
+                if any(copy != right.tobytes() for copy in copies):
                     kernel = re.search(r"sgap::(\w+)<", one["call"].source)
                     name = kernel[1] if kernel else one["cubin"].kernel
                     answer(wrong=f"{name} gives other bits than through the driver")

@@ -69,7 +69,12 @@ class SparseArray(Operators):
 
     @classmethod
     def from_dense(
-        cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None, nse: int | None = None
+        cls,
+        x: ArrayLike,
+        *,
+        format: Format | str = CSR,
+        dtype: Dtype = None,
+        nse: int | None = None,
     ) -> SparseArray:
         """The entries of a dense array that are != 0, which NaN is.
 
@@ -83,7 +88,7 @@ class SparseArray(Operators):
 
     @classmethod
     def from_scipy(
-        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+        cls, a: Any, *, format: Format | str = CSR, dtype: Dtype = None, duplicates: str = "sum"
     ) -> SparseArray:
         """Any SciPy sparse array or matrix. Sorts, keeps explicit zeros, copies.
 
@@ -99,7 +104,7 @@ class SparseArray(Operators):
         values: ArrayLike | None = None,
         shape: tuple[int, ...] | None = None,
         *,
-        format: Format = CSR,
+        format: Format | str = CSR,
         dtype: Dtype = None,
         duplicates: str = "sum",
         nse: int | None = None,
@@ -132,7 +137,7 @@ class SparseArray(Operators):
         values: ArrayLike | None = None,
         *,
         shape: tuple[int, int],
-        format: Format = CSR,
+        format: Format | str = CSR,
         dtype: Dtype = None,
         nse: int | None = None,
     ) -> SparseArray:
@@ -153,7 +158,7 @@ class SparseArray(Operators):
         cls,
         a: Any,
         *,
-        format: Format = CSR,
+        format: Format | str = CSR,
         dtype: Dtype = None,
         duplicates: str = "sum",
         nse: int | None = None,
@@ -167,7 +172,7 @@ class SparseArray(Operators):
 
     @classmethod
     def from_bcsr(
-        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+        cls, a: Any, *, format: Format | str = CSR, dtype: Dtype = None, duplicates: str = "sum"
     ) -> SparseArray:
         """A `jax.experimental.sparse.BCSR` without batch and dense dimensions.
 
@@ -187,7 +192,7 @@ class SparseArray(Operators):
         column_indices: ArrayLike,
         *,
         shape: tuple[int, int],
-        format: Format = CSR,
+        format: Format | str = CSR,
     ) -> SparseArray:
         """A SparseArray from the arrays of CSR, CVS(V) or BCSR(r, c), or of CSC: column offsets and
         row indices. Nothing is sorted or merged. Values None are ones.
@@ -216,7 +221,7 @@ class SparseArray(Operators):
         values of vectors and blocks outside the matrix, get the size of the dimension."""
         return convert.coordinates(self)
 
-    def asformat(self, format: Format, *, max_fill_in: float | None = None) -> SparseArray:
+    def asformat(self, format: Format | str, *, max_fill_in: float | None = None) -> SparseArray:
         """The same tensor in another format; to CSR, CSC and COO also on traced arrays, and without
         a sort.
 

@@ -31,7 +31,7 @@ def eye(
     k: int = 0,
     *,
     dtype: DTypeLike = jnp.float32,
-    format: Format = CSR,
+    format: Format | str = CSR,
 ) -> SparseArray:
     """Ones on the k-th diagonal of a matrix [m, n]: A[i, i + k] = 1. `scipy.sparse.eye_array`.
 
@@ -57,7 +57,7 @@ def diags(
     offsets: int | Sequence[int] = 0,
     *,
     shape: tuple[int, int] | None = None,
-    format: Format = CSR,
+    format: Format | str = CSR,
     dtype: DTypeLike | None = None,
 ) -> SparseArray:
     """A matrix of its diagonals: A[i, i + offsets[d]] = diagonals[d][p].
@@ -124,7 +124,7 @@ def diags(
     return _of_entries(parts, (m, n), format, dtype, what)
 
 
-def kron(A: Operand, B: Operand, *, format: Format | None = None) -> SparseArray:
+def kron(A: Operand, B: Operand, *, format: Format | str | None = None) -> SparseArray:
     """The Kronecker product of two matrices. `scipy.sparse.kron`.
 
         C[i p + r, j q + s] = A[i, j] B[r, s]    for A [m, n] and B [p, q]
@@ -162,14 +162,14 @@ def kron(A: Operand, B: Operand, *, format: Format | None = None) -> SparseArray
 
 
 def vstack(
-    blocks: Sequence[Operand], *, format: Format | None = None, dtype: DTypeLike | None = None
+    blocks: Sequence[Operand], *, format: Format | str | None = None, dtype: DTypeLike | None = None
 ) -> SparseArray:
     """Matrices of as many columns, one below the other: as `block([[b] for b in blocks])`."""
     return _of_grid([[b] for b in blocks], format, dtype, "vstack")
 
 
 def hstack(
-    blocks: Sequence[Operand], *, format: Format | None = None, dtype: DTypeLike | None = None
+    blocks: Sequence[Operand], *, format: Format | str | None = None, dtype: DTypeLike | None = None
 ) -> SparseArray:
     """Matrices of as many rows, side by side: as `block([blocks])`."""
     return _of_grid([list(blocks)], format, dtype, "hstack")
@@ -178,7 +178,7 @@ def hstack(
 def block(
     blocks: Sequence[Sequence[Operand | None]],
     *,
-    format: Format | None = None,
+    format: Format | str | None = None,
     dtype: DTypeLike | None = None,
 ) -> SparseArray:
     """A matrix of a grid of matrices, sparse or dense, where None is a block of zeros.
@@ -198,7 +198,7 @@ def block(
 
 
 def block_diag(
-    blocks: Sequence[Operand], *, format: Format | None = None, dtype: DTypeLike | None = None
+    blocks: Sequence[Operand], *, format: Format | str | None = None, dtype: DTypeLike | None = None
 ) -> SparseArray:
     """Matrices along the diagonal, and zeros elsewhere; of graphs, the graph of all of them.
     Arguments as of `block`. `scipy.sparse.block_diag`."""
@@ -214,20 +214,20 @@ def block_diag(
     return _of_entries(parts, shape, _common(format, blocks), dtype, what)
 
 
-def tril(A: SparseArray, k: int = 0, *, format: Format | None = None) -> SparseArray:
+def tril(A: SparseArray, k: int = 0, *, format: Format | str | None = None) -> SparseArray:
     """The entries (i, j) of a matrix with j - i <= k: on and below the k-th diagonal.
     `scipy.sparse.tril`. `format`: None is A's. Differentiable in the values; of a traced structure
     the result has A's capacity."""
     return _triangle("tril", A, k, format)
 
 
-def triu(A: SparseArray, k: int = 0, *, format: Format | None = None) -> SparseArray:
+def triu(A: SparseArray, k: int = 0, *, format: Format | str | None = None) -> SparseArray:
     """The entries (i, j) of a matrix with j - i >= k: on and above the k-th diagonal; else as
     `tril`. `scipy.sparse.triu`."""
     return _triangle("triu", A, k, format)
 
 
-def _triangle(what: str, A: Any, k: Any, format: Format | None) -> SparseArray:
+def _triangle(what: str, A: Any, k: Any, format: Format | str | None) -> SparseArray:
     if not isinstance(A, SparseArray):
         raise TypeError(f"{what}: A must be a SparseArray, got {type(A).__name__}")
     checks.check_concrete(k, "k", what, "it says what is stored")
@@ -293,7 +293,7 @@ def _promoted(arrays: Sequence[Any]) -> np.dtype:
     return jnp.result_type(*(jax.dtypes.canonicalize_dtype(x.dtype) for x in arrays))
 
 
-def _common(format: Format | None, operands: Sequence[Any]) -> Format:
+def _common(format: Format | str | None, operands: Sequence[Any]) -> Format | str:
     if format is not None:
         return format
     formats = {x.format for x in operands if isinstance(x, SparseArray)}
@@ -312,7 +312,9 @@ def _moved(entries: tuple, first_row: int, first_column: int) -> tuple[Any, Any,
     return rows.astype(np.int64) + first_row, columns.astype(np.int64) + first_column, values
 
 
-def _of_grid(grid: list[list[Any]], format: Format | None, dtype: Any, what: str) -> SparseArray:
+def _of_grid(
+    grid: list[list[Any]], format: Format | str | None, dtype: Any, what: str
+) -> SparseArray:
     wide = len(grid[0]) if grid else 0
     if not wide or any(len(row) != wide for row in grid):
         lengths = [len(row) for row in grid]
@@ -351,7 +353,7 @@ def _of_grid(grid: list[list[Any]], format: Format | None, dtype: Any, what: str
 
 
 def _of_entries(
-    parts: Sequence[tuple], shape: tuple[int, ...], format: Format, dtype: Any, what: str
+    parts: Sequence[tuple], shape: tuple[int, ...], format: Format | str, dtype: Any, what: str
 ) -> SparseArray:
     """The matrix of these (rows, columns, values); entries out of range, of traced ones, are
     padding."""

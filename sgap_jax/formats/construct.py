@@ -234,12 +234,13 @@ def _fiber_tree(
 
 
 def from_arrays(
-    values: Any, offsets: Any, indices: Any, shape: tuple[int, ...], format: Format
+    values: Any, offsets: Any, indices: Any, shape: tuple[int, ...], format: Format | str
 ) -> dict[str, Any]:
     """See `SparseArray.from_arrays`."""
     what = "SparseArray.from_arrays"
     shape = checks.check_shape(shape, what)
-    if require_stored(format, len(shape), what).levels[:2] != CSR.levels or len(shape) != 2:
+    format = require_stored(format, len(shape), what)
+    if format.levels[:2] != CSR.levels or len(shape) != 2:
         raise ValueError(
             f"{what}: format: expected CSR, CSC, CVS(V) or BCSR(r, c), got {format}; "
             "use from_coordinates"

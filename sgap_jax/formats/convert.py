@@ -277,7 +277,7 @@ def row_lengths(A: StoredArray) -> jax.Array:
     return jnp.diff(A.transposed[0])
 
 
-def asformat(A: Array, format: Format, max_fill_in: Any = None) -> Array:
+def asformat(A: Array, format: Format | str, max_fill_in: Any = None) -> Array:
     """See `SparseArray.asformat`."""
     what = "SparseArray.asformat"
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)

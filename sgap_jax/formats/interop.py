@@ -17,7 +17,7 @@ from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 from sgap_jax.formats.stored import StoredArray
 
 
-def from_dense(x: Any, *, format: Format, dtype: Any, nse: Any = None) -> dict[str, Any]:
+def from_dense(x: Any, *, format: Format | str, dtype: Any, nse: Any = None) -> dict[str, Any]:
     what = "SparseArray.from_dense"
     nse = None if nse is None else checks.check_count(nse, "nse", what)
     if nse is None:
@@ -66,7 +66,7 @@ def from_coordinates(
     values: Any,
     shape: Any,
     *,
-    format: Format,
+    format: Format | str,
     dtype: Any,
     duplicates: str,
     nse: Any = None,
@@ -119,7 +119,7 @@ def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:
 
 
 def from_topk(
-    indices: Any, values: Any, *, shape: Any, format: Format, dtype: Any, nse: Any
+    indices: Any, values: Any, *, shape: Any, format: Format | str, dtype: Any, nse: Any
 ) -> dict[str, Any]:
     what = "SparseArray.from_topk"
     shape = checks.check_shape(shape, what)
@@ -150,7 +150,7 @@ def from_topk(
     )
 
 
-def from_scipy(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+def from_scipy(a: Any, *, format: Format | str, dtype: Any, duplicates: str) -> dict[str, Any]:
     what = "SparseArray.from_scipy"
     if not scipy.sparse.issparse(a):
         raise ValueError(
@@ -177,7 +177,7 @@ def from_scipy(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[s
 
 
 def from_bcoo(
-    a: Any, *, format: Format, dtype: Any, duplicates: str, nse: Any = None
+    a: Any, *, format: Format | str, dtype: Any, duplicates: str, nse: Any = None
 ) -> dict[str, Any]:
     what = "SparseArray.from_bcoo"
     from jax.experimental.sparse import BCOO
@@ -204,7 +204,7 @@ def from_bcoo(
     )
 
 
-def from_bcsr(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+def from_bcsr(a: Any, *, format: Format | str, dtype: Any, duplicates: str) -> dict[str, Any]:
     what = "SparseArray.from_bcsr"
     check_bcsr(a)
     shape = checks.check_shape(a.shape, what)

@@ -254,14 +254,30 @@ def _is_blocked(format: Format) -> bool:
     return len(block) in (1, 2) and format.levels[: -len(block)] == (Dense(), Compressed())
 
 
-def require_stored(format: Format, ndim: int, what: str) -> Format:
-    """`format` for a tensor with `ndim` modes: COO extends to any number, others are unchanged.
+def as_format(format: Any, what: str) -> Format:
+    """The format, read if it is text: what a format prints as, such as "CVS(8)", or SciPy's "csr",
+    "csc" and "coo". ValueError otherwise."""
+    if isinstance(format, str):
+        try:
+            return Format.parse(format.upper() if format in ("csr", "csc", "coo") else format)
+        except ValueError:
+            pass
+    if not isinstance(format, Format):
+        raise ValueError(
+            f'{what}: format: expected a Format or its text, such as "CSR" or "CVS(8)", '
+            f"got {format!r}"
+        )
+    return format
+
+
+def require_stored(format: Format | str, ndim: int, what: str) -> Format:
+    """`format` for a tensor with `ndim` modes: COO extends to any number, others are unchanged;
+    text is read.
 
     Raises ValueError if the format has another number of modes, NotImplementedError if it can be
     described but not stored yet.
     """
-    if not isinstance(format, Format):
-        raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")
+    format = as_format(format, what)
     if format == COO and ndim >= 1:
         return Format(_coordinate_levels(ndim))
     if not (format.is_fiber_tree or format.is_coordinate or _is_blocked(format)):

@@ -14,7 +14,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, require_stored
 
 
-def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray:
+def prune(W: ArrayLike, format: Format | str = CSR, *, sparsity: float) -> SparseArray:
     """The largest entries of a matrix, or its vectors or blocks of largest Euclidean norm.
 
         keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
@@ -55,7 +55,7 @@ def random(
     shape: tuple[int, int],
     *,
     density: float,
-    format: Format = CSR,
+    format: Format | str = CSR,
     dtype: DTypeLike = jnp.float32,
     seed: int | np.random.Generator = 0,
 ) -> SparseArray:

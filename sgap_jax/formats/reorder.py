@@ -13,7 +13,7 @@ _HASHES = 4
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 2 * _HASHES, 2, dtype=np.uint64)
 
 
-def fill_in(A: SparseArray, format: Format) -> float:
+def fill_in(A: SparseArray, format: Format | str) -> float:
     """Stored values of A in a format of vectors or blocks, over its entries: 1 if no zeros are
     added.
 
@@ -32,13 +32,13 @@ def fill_in(A: SparseArray, format: Format) -> float:
 
     Source: vectorSparse, section 4.2.
     """
-    vectors.check_blocked(A, format, "fill_in")
+    format = vectors.check_blocked(A, format, "fill_in")
     coordinates = interop.to_numpy(A, "fill_in")[1]
     outer, inner = (coordinates[mode] for mode in format.modes)
     return vectors.fill_in_ratio(len(vectors.encode(outer, inner, format)[0]), len(outer), format)
 
 
-def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
+def cluster_rows(A: SparseArray, format: Format | str) -> np.ndarray:
     """A permutation p of the rows such that A[p] needs fewer vectors or blocks than A, if it can.
 
     Rows are sorted by the minima of four hashes over their columns (for BCSR(r, c), over their
@@ -60,7 +60,7 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
 
     Source: MinHash is Broder's (1997); that row order matters to fill-in: vectorSparse, section 8.
     """
-    vectors.check_blocked(A, format, "cluster_rows")
+    format = vectors.check_blocked(A, format, "cluster_rows")
     if format.order is not None:
         raise ValueError(f"cluster_rows: format: expected CVS(V) or BCSR(r, c), got {format}")
     rows, columns = interop.to_numpy(A, "cluster_rows")[1]

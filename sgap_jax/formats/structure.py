@@ -14,10 +14,9 @@ offsets o has a meaning for any contents of its arrays:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -74,10 +73,16 @@ def placed(tree: Any) -> Any:
 def whole(values: jax.Array) -> jax.Array:
     """Replicates values that have an explicit sharding (`jax.sharding.AxisType.Explicit`), because
     JAX would demand the sharding of whatever is gathered from them. Other values are unchanged."""
+    return whole_but_first(values, None)
+
+
+def whole_but_first(values: jax.Array, parts: Any) -> jax.Array:
+    """`whole`, but for the first axis, which these axes of the explicit mesh split."""
     sharding = jax.typeof(values).sharding
-    if sharding.mesh.empty or not any(sharding.spec):
+    if sharding.mesh.empty or not (parts or any(sharding.spec)):
         return values
-    return jax.sharding.reshard(values, sharding.update(spec=jax.P(*[None] * values.ndim)))
+    spec = jax.P(*[parts, *[None] * values.ndim][: values.ndim])
+    return jax.sharding.reshard(values, sharding.update(spec=spec))
 
 
 def unfolded(tree: Any) -> Any:
@@ -98,21 +103,21 @@ def positions(nnz: int) -> jax.Array:
     return jnp.arange(nnz, dtype=jnp.int32)
 
 
+_valid_offsets: Callable
+_transpose: Callable
+
+
+def computed_with(valid_offsets: Callable, transpose: Callable) -> None:
+    """Says what computes `valid_offsets` and `transpose_structure`: primitives, which are in a
+    layer above this one."""
+    global _valid_offsets, _transpose
+    _valid_offsets, _transpose = valid_offsets, transpose
+
+
 def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
     """Non-decreasing offsets [..., n] in 0 .. nnz: the running maximum of the clamped offsets."""
-    from sgap_jax.runtime import native as native  # registers the FFI targets
-
-    def plain(offsets: jax.Array) -> jax.Array:
-        return jax.lax.cummax(jnp.clip(offsets, 0, nnz), axis=offsets.ndim - 1)
-
-    def kernel(offsets: jax.Array) -> jax.Array:
-        like = jax.ShapeDtypeStruct(offsets.shape, offsets.dtype)  # type: ignore[no-untyped-call]
-        call = jax.ffi.ffi_call("sgap_valid_offsets_v1", like, vmap_method="broadcast_all")
-        return varying_like(call(offsets, nnz=np.int64(nnz)), offsets)
-
-    if jax.export.is_symbolic_dim(nnz):
-        return plain(offsets)
-    return jax.lax.platform_dependent(offsets, cpu=kernel, default=plain)
+    found: jax.Array = _valid_offsets(offsets, nnz)
+    return found
 
 
 def varying_axes(x: Any) -> frozenset:
@@ -167,25 +172,9 @@ def transpose_structure(offsets: jax.Array, indices: jax.Array, size: int) -> Ma
     structure for any contents of the arguments.
 
     The order is stable, so segments stay ascending; padding, and entries that take no part, come
-    last. On the CPU a parallel counting sort, in linear time.
+    last. On the CPU a parallel counting sort, in linear time. Batches: `jax.vmap`.
     """
-    from sgap_jax.runtime import native as native  # registers the FFI targets
-
-    nnz, sort = indices.shape[0], partial(transpose_by_comparing, size=size)
-
-    def counting_sort(offsets: jax.Array, indices: jax.Array) -> tuple:
-        int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-        call = jax.ffi.ffi_call(
-            "sgap_transpose_structure_v1",
-            (int32((size + 1,)), int32((nnz,)), int32((nnz,))),
-            vmap_method="broadcast_all",
-        )
-        return tuple(varying_like(x, offsets, indices) for x in call(offsets, indices))
-
-    if any(map(jax.export.is_symbolic_dim, (nnz, size, offsets.shape[0]))):
-        return MadeTranspose(*sort(offsets, indices))
-    found = jax.lax.platform_dependent(offsets, indices, cpu=counting_sort, default=sort)
-    return MadeTranspose(*found)
+    return MadeTranspose(*_transpose(offsets, indices, size))
 
 
 def transpose_by_comparing(

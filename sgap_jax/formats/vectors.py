@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import checks, structure
-from sgap_jax.formats.levels import Compressed, Dense, Format, require_stored
+from sgap_jax.formats.levels import Compressed, Dense, Format, as_format, require_stored
 from sgap_jax.formats.stored import Array, StoredArray
 
 
@@ -86,14 +86,15 @@ def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: st
         )
 
 
-def check_blocked(A: Any, format: Any, what: str) -> None:
-    """ValueError unless A is a sparse matrix and `format` one of vectors or blocks."""
+def check_blocked(A: Any, format: Any, what: str) -> Format:
+    """The format; ValueError unless A is a sparse matrix and it is one of vectors or blocks."""
     if getattr(A, "ndim", None) != 2 or not hasattr(A, "format"):
         kind = f"one of shape {A.shape}" if hasattr(A, "format") else type(A).__name__
         raise ValueError(f"{what}: A: expected a SparseArray of 2 dimensions, got {kind}")
-    if not isinstance(format, Format) or not format.block_shape:
+    format = as_format(format, what)
+    if not format.block_shape:
         raise ValueError(f"{what}: format: expected CVS(V) or BCSR(r, c), got {format}")
-    require_stored(format, 2, what)
+    return require_stored(format, 2, what)
 
 
 def _widths(offsets: Any) -> Any:

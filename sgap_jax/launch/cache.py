@@ -87,7 +87,8 @@ class CubinCache:
     def _read(self, key: str) -> Cubin | None:
         path = self.path(key)
         try:
-            data = b"" if path is None else path.read_bytes()
+            # A pipe of that name would wait for a writer.
+            data = path.read_bytes() if path is not None and path.is_file() else b""
         except OSError:  # absent, or not readable: compile
             return None
         if path is not None:

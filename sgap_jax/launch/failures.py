@@ -6,8 +6,11 @@ driver and one of this package: another driver or package starts without.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +20,7 @@ from sgap_jax.launch.cache import default_folder, replace_file
 from sgap_jax.launch.driver import Driver, DriverError, NoDriver
 
 FILE = "failing_kernels.json"
+_WAIT = 200  # hundredths of a second for another process to write the list
 
 
 def place(device: str, driver: tuple[int, int]) -> dict[str, str]:
@@ -49,17 +53,36 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 def record(folder: Path, where: Mapping[str, str], tested: Mapping[str, str]) -> None:
     """Writes the outcome of a test of families, {family: why it failed, or ""}: those that failed
     are on the list at `where` from now on, those that worked are not. OSError on failure."""
-    before = entries(folder)
-    kept = [
-        entry
-        for entry in before
-        if entry["family"] not in tested or any(entry[name] != where[name] for name in where)
-    ]
-    now = kept + [{**where, "family": name, "why": why} for name, why in tested.items() if why]
-    if now == before:
+    if not any(tested.values()) and not entries(folder):
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(folder / FILE, (json.dumps(now, indent=1) + "\n").encode())
+    with _alone(folder):
+        before = entries(folder)
+        kept = [
+            entry
+            for entry in before
+            if entry["family"] not in tested or any(entry[name] != where[name] for name in where)
+        ]
+        now = kept + [{**where, "family": name, "why": why} for name, why in tested.items() if why]
+        if now != before:
+            replace_file(folder / FILE, (json.dumps(now, indent=1) + "\n").encode())
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A context that one process at a time is in, so that two doctors, each of another GPU, do not
+    lose what the other has found. Where a file system has no locks, or another process holds this
+    one for long, it goes on all the same."""
+    with open(folder / ".failing_kernels.lock", "ab") as file:
+        for _ in range(_WAIT):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break
+        yield
 
 
 def failing_here() -> Mapping[str, str]:

@@ -190,7 +190,7 @@ def device_arch() -> str:
     """
     named = os.environ.get("SGAP_CUDA_ARCH")
     if named:
-        if not re.fullmatch(r"sm_\d+[af]?", named):
+        if not re.fullmatch(r"sm_\d+[af]?", named, re.ASCII):
             raise ValueError(f"SGAP_CUDA_ARCH: expected a name like sm_90, got {named!r}")
         return named
     try:

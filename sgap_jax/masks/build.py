@@ -7,7 +7,7 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_concrete, check_nnz
-from sgap_jax.formats.levels import CSR, CVS, Format
+from sgap_jax.formats.levels import CSR, CVS, Format, as_format
 
 TRACED_MASK = (
     "how much a mask stores is a static size: make it outside jit and pass it as an argument. What "
@@ -26,19 +26,20 @@ def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
     return int(size)
 
 
-def rows_of_vectors(op: str, format: Format) -> int:
-    """V for CVS(V), 1 for CSR; ValueError for other formats, which masks do not have."""
-    length = format.vector_length if isinstance(format, Format) else None
+def rows_of_vectors(op: str, format: Any) -> tuple[Format, int]:
+    """The format, and V for CVS(V), 1 for CSR; ValueError for others, which masks do not have."""
+    format = as_format(format, f"masks.{op}")
+    length = format.vector_length
     if format != CSR and (length is None or format != CVS(length)):
         raise ValueError(f"masks.{op}: format must be CSR or CVS(V), got {format}")
-    return length or 1
+    return format, length or 1
 
 
 def of_block_rows(
     op: str, counts: Any, columns: np.ndarray, shape: tuple[int, int], format: Format
 ) -> SparseArray:
     """The mask whose block row b stores the next `counts[b]` of `columns`, sorted and distinct."""
-    length = rows_of_vectors(op, format)
+    format, length = rows_of_vectors(op, format)
     offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     check_nnz(int(offsets[-1]) * length, f"masks.{op}")
     ones = np.ones(len(columns) if format == CSR else (len(columns), length), np.float32)
@@ -51,7 +52,7 @@ def of_slices(
     op: str,
     slices: Sequence[tuple[Any, Any]],
     shape: tuple[int, int],
-    format: Format,
+    format: Format | str,
     table: np.ndarray | None = None,
 ) -> SparseArray:
     """The mask whose row i stores the columns that its slices of a table hold: `table[a[i]:b[i]]`
@@ -60,7 +61,7 @@ def of_slices(
 
     Linear in the entries where the columns of each row ascend from slice to slice; else it sorts.
     """
-    length, (m, k) = rows_of_vectors(op, format), shape
+    (format, length), (m, k) = rows_of_vectors(op, format), shape
     pairs = [np.broadcast_arrays(first, stop, np.arange(m))[:2] for first, stop in slices]
     first = np.stack([first for first, _ in pairs], 1).astype(np.int64)
     counts = np.maximum(np.stack([stop for _, stop in pairs], 1) - first, 0)
@@ -92,7 +93,7 @@ def from_function(
     L: int,
     S: int | None = None,
     *,
-    format: Format = CSR,
+    format: Format | str = CSR,
     block: int = 512,
 ) -> SparseArray:
     """The mask that stores (i, j) where f(i, j) is true.
@@ -115,7 +116,7 @@ def from_function(
     """
     op = "from_function"
     L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)
-    length, block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
+    (format, length), block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
     height = -(-block // length) * length
     columns: list[np.ndarray] = []
     for first in range(0, L, height):

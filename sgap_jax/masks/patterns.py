@@ -17,7 +17,7 @@ from sgap_jax.masks.build import (
 )
 
 
-def band(L: int, width: int, S: int | None = None, *, format: Format = CSR) -> SparseArray:
+def band(L: int, width: int, S: int | None = None, *, format: Format | str = CSR) -> SparseArray:
     """The `width` keys around the query's own position:
 
         (i, j) stored  <=>  -(width // 2) <= j - i < width - width // 2
@@ -42,7 +42,7 @@ def band_and_random(
     vector_length: int = 8,
     seed: int = 0,
     *,
-    format: Format | None = None,
+    format: Format | str | None = None,
 ) -> SparseArray:
     """A dense band and keys at random, in vectors: group g of V = `vector_length` rows stores
 
@@ -90,14 +90,15 @@ def band_and_random(
         drawn = rng.choice(outside, max(wanted - (high - low), 0), replace=False)
         groups.append(np.sort(np.concatenate([np.arange(low, high), drawn])))
     counts, columns = [len(group) for group in groups], np.concatenate([*groups, np.arange(0)])
-    if format is None or format == CVS(V):
-        return of_block_rows(op, counts, columns, (L, L), CVS(V))
+    format, length = rows_of_vectors(op, CVS(V) if format is None else format)
+    if length == V > 1:
+        return of_block_rows(op, counts, columns, (L, L), format)
     ends = np.cumsum(counts, dtype=np.int64).repeat(V)[:L]
     starts = ends - np.repeat(counts, V)[:L]
     return of_slices(op, [(starts, ends)], (L, L), format, columns)
 
 
-def strided(L: int, stride: int, *, format: Format = CSR) -> SparseArray:
+def strided(L: int, stride: int, *, format: Format | str = CSR) -> SparseArray:
     """The last `stride` positions, and every stride-th before:
 
         (i, j) stored  <=>  j <= i  and  (i - j <= stride  or  (i - j) mod stride = 0)
@@ -124,7 +125,7 @@ def _by_remainder(L: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
     return np.argsort(remainder, kind="stable"), np.cumsum(counts) - counts
 
 
-def fixed(L: int, stride: int, c: int = 1, *, format: Format = CSR) -> SparseArray:
+def fixed(L: int, stride: int, c: int = 1, *, format: Format | str = CSR) -> SparseArray:
     """The query's own block of `stride` positions, and the last c of every block before:
 
         (i, j) stored  <=>  j <= i  and  (j // stride = i // stride  or  j mod stride >= stride - c)
@@ -148,7 +149,7 @@ def longformer(
     global_tokens: Sequence[int] = (),
     *,
     dilation: int = 1,
-    format: Format = CSR,
+    format: Format | str = CSR,
 ) -> SparseArray:
     """A sliding window, dilated by `dilation`, and tokens that see and are seen by all:
 
@@ -189,7 +190,7 @@ def bigbird(
     global_blocks: int = 2,
     random_blocks: int = 3,
     seed: int = 0,
-    format: Format = CSR,
+    format: Format | str = CSR,
 ) -> SparseArray:
     """Blocks of `block` positions: a sliding window, global blocks and random blocks. With
     a = i // block and b = j // block,
@@ -222,7 +223,7 @@ def bigbird(
 
 
 def block_diagonal(
-    segment_ids: Any, kv_segment_ids: Any = None, *, format: Format = CSR
+    segment_ids: Any, kv_segment_ids: Any = None, *, format: Format | str = CSR
 ) -> SparseArray:
     """Packed sequences: a query sees the keys of its own segment.
 
@@ -246,7 +247,7 @@ def block_diagonal(
                 f"masks.{op}: {name} must be integers of one dimension, got {ids.dtype} "
                 f"{list(ids.shape)}"
             )
-    rows_of_vectors(op, format)
+    format, _ = rows_of_vectors(op, format)
     order = np.argsort(keys, kind="stable")
     own = np.searchsorted(keys[order], rows, "left"), np.searchsorted(keys[order], rows, "right")
     ends = np.where(rows >= 0, own[1], own[0])

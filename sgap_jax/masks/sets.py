@@ -14,7 +14,7 @@ from sgap_jax.formats.levels import CVS, Format
 from sgap_jax.masks.build import of_block_rows, rows_of_vectors
 
 
-def causal(pattern: SparseArray, *, format: Format | None = None) -> SparseArray:
+def causal(pattern: SparseArray, *, format: Format | str | None = None) -> SparseArray:
     """The entries (i, j) of a mask with j <= i.
 
     In CVS(V) a vector is stored if any of its rows has such an entry, so up to V - 1 entries above
@@ -35,12 +35,12 @@ def causal(pattern: SparseArray, *, format: Format | None = None) -> SparseArray
     return _mask("causal", stored, length, pattern.shape, format)
 
 
-def union(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
+def union(*patterns: SparseArray, format: Format | str | None = None) -> SparseArray:
     """The union of the entries of masks of one shape; `format` None is that of the first mask."""
     return _combined("union", lambda a, b: a.maximum(b), patterns, format)
 
 
-def intersection(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
+def intersection(*patterns: SparseArray, format: Format | str | None = None) -> SparseArray:
     """The intersection of the entries of masks of one shape; `format` None is that of the first.
 
     For two masks in CVS(V) it has the vectors that both store.
@@ -49,7 +49,7 @@ def intersection(*patterns: SparseArray, format: Format | None = None) -> Sparse
 
 
 def _combined(
-    op: str, combine: Callable, patterns: tuple[SparseArray, ...], format: Format | None
+    op: str, combine: Callable, patterns: tuple[SparseArray, ...], format: Format | str | None
 ) -> SparseArray:
     if not patterns:
         raise ValueError(f"masks.{op}: expected at least one mask")
@@ -83,12 +83,12 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
 
 
 def _levels(
-    op: str, patterns: tuple[SparseArray, ...], format: Format | None
+    op: str, patterns: tuple[SparseArray, ...], format: Format | str | None
 ) -> tuple[int, list[Any], Format]:
     """(V, each mask as a SciPy matrix of its vectors of V rows, the format of the result): V is 1
     unless all masks and the result are in one CVS(V)."""
     format = patterns[0].format if format is None else format
-    length = rows_of_vectors(op, format)
+    format, length = rows_of_vectors(op, format)
     if any(p.format != format for p in patterns):
         length = 1
     found = [entries(op, p) if length == 1 else stored_levels(p, f"masks.{op}") for p in patterns]
@@ -105,7 +105,7 @@ def _matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> An
 
 def _mask(op: str, stored: Any, length: int, shape: tuple[int, ...], format: Format) -> SparseArray:
     """The mask that stores the vectors of `length` rows of a SciPy matrix, in `format`."""
-    wanted, (m, k) = rows_of_vectors(op, format), shape
+    (format, wanted), (m, k) = rows_of_vectors(op, format), shape
     if wanted != length:  # from entries
         rows = np.repeat(np.arange(m) // wanted, np.diff(stored.indptr))
         stored = _matrix(rows, stored.indices, (-(-m // wanted), k))

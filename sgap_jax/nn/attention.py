@@ -132,14 +132,14 @@ class SparseMultiHeadAttention(ProjectedAttention):
         in_kv_features: int | None = None,
         *,
         pattern: Pattern | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
         op = "SparseMultiHeadAttention"
         if "attention_fn" in options:
             raise ValueError(f"{op}: attention_fn is sparse_attention; nnx.MultiHeadAttention asks")
-        check_schedule(op, schedule)
+        schedule = check_schedule(op, schedule)
         options = {"decode": False} | options
         super().__init__(
             num_heads,
@@ -162,7 +162,7 @@ class SparseMultiHeadAttention(ProjectedAttention):
         layer: nnx.MultiHeadAttention,
         pattern: Pattern | None = None,
         *,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> SparseMultiHeadAttention:
         """A layer with the options of `layer` and copies of its parameters; `rngs` is for dropout,

@@ -65,13 +65,13 @@ class SelectedAttention(ProjectedAttention):
         qkv_features: int | None,
         out_features: int | None,
         num_kv_heads: int | None,
-        schedule: Schedule | None,
+        schedule: Schedule | str | None,
         rngs: nnx.Rngs,
         options: dict[str, Any],
     ) -> None:
         op = type(self).__name__
         check_options(op, options)
-        check_schedule(op, schedule)
+        schedule = check_schedule(op, schedule)
         sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads)
         super().__init__(*sizes, rngs=rngs, **({"decode": False} | options))
         if self.in_kv_features != in_features:
@@ -149,7 +149,7 @@ class BlockSparseAttention(SelectedAttention):
         block_size: int = 64,
         num_blocks: int = 16,
         query_block: int = 1,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
@@ -167,7 +167,7 @@ class BlockSparseAttention(SelectedAttention):
         block_size: int = 64,
         num_blocks: int = 16,
         query_block: int = 1,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
     ) -> BlockSparseAttention:
         """A layer with the options of `layer`, which has no dropout, and copies of its
         parameters."""
@@ -280,7 +280,7 @@ class TopKSparseAttention(SelectedAttention):
         index_heads: int = 4,
         index_features: int = 32,
         index_dtype: Any = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:

@@ -86,12 +86,12 @@ class GraphAttention(nnx.Module):
         kernel_init: Initializer = GLOROT,
         bias_init: Initializer = ZEROS,
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = NO_METADATA,
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
-        check_schedule("GraphAttention", schedule)
+        schedule = check_schedule("GraphAttention", schedule)
         check_concrete(heads, "heads", "GraphAttention", "it says how many parameters there are")
         if heads < 1:
             raise ValueError(f"GraphAttention: heads must be positive, got {heads}")
@@ -161,7 +161,7 @@ def graph_attention(
     concat: bool,
     negative_slope: float,
     dropout: Callable[[jax.Array], jax.Array],
-    schedule: Schedule | None,
+    schedule: Schedule | str | None,
 ) -> jax.Array:
     h = structure.whole(spmm(x, kernel) if isinstance(x, SparseArray) else x @ kernel)
     leading, n, (heads, size) = h.shape[:-2], h.shape[-2], to.shape

@@ -65,12 +65,12 @@ class GraphConv(nnx.Module):
         kernel_init: Initializer = GLOROT,
         bias_init: Initializer = ZEROS,
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = NO_METADATA,
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
-        check_schedule("GraphConv", schedule)
+        schedule = check_schedule("GraphConv", schedule)
         self.kernel = nnx.Param(
             kernel_init(rngs.params(), (in_features, out_features), param_dtype), **kernel_metadata
         )
@@ -97,7 +97,7 @@ def graph_conv(
     kernel: jax.Array,
     bias: jax.Array | None,
     promote: Callable,
-    schedule: Schedule | None,
+    schedule: Schedule | str | None,
 ) -> jax.Array:
     x = check_features(op, graph, x, kernel.shape[0])
     values, kernel, bias, weights = promote((stored_values(x), kernel, bias, graph.values))
@@ -111,7 +111,7 @@ def graph_conv(
     return with_bias(y, bias)
 
 
-def _propagate(graph: SparseArray, x: jax.Array, schedule: Schedule | None) -> jax.Array:
+def _propagate(graph: SparseArray, x: jax.Array, schedule: Schedule | str | None) -> jax.Array:
     """G X over the last two axes of X; its leading axes become columns of one product."""
     if x.ndim == 2:
         return spmm(graph, x, schedule=schedule)

@@ -83,20 +83,20 @@ class SparseLinear(nnx.Module):
         out_features: int,
         *,
         sparsity: float,
-        format: Format = CSR,
+        format: Format | str = CSR,
         use_bias: bool = True,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         values_init: Initializer | None = None,
         bias_init: Initializer = ZEROS,
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         values_metadata: Mapping[str, Any] = NO_METADATA,
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
-        check_schedule("SparseLinear", schedule)
-        check_format("SparseLinear", format)
+        schedule = check_schedule("SparseLinear", schedule)
+        format = check_format("SparseLinear", format)
         shape = (out_features, in_features)
         # Random keys are drawn in the order of nnx.Linear: values, bias; then the places.
         value_key = rngs.params()
@@ -128,7 +128,7 @@ class SparseLinear(nnx.Module):
 
     @classmethod
     def from_dense(
-        cls, layer: nnx.Linear, sparsity: float | None = None, *, format: Format | None = None
+        cls, layer: nnx.Linear, sparsity: float | None = None, *, format: Format | str | None = None
     ) -> SparseLinear:
         """A layer with the largest weights of a trained dense one, see `sgap_jax.prune`.
 
@@ -167,14 +167,14 @@ class SparseLinear(nnx.Module):
         *,
         dtype: Dtype | None = None,
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
     ) -> SparseLinear:
         """A layer with this weight [out_features, in_features] in CSR, CVS(V) or BCSR(r, c), and
         this bias [out_features] or none; all arrays are copied."""
         op = "SparseLinear.from_weight"
         check_sparse(op, "W", W)
         check_format(op, W.format)
-        check_schedule(op, schedule)
+        schedule = check_schedule(op, schedule)
         if bias is not None and jnp.shape(bias) != W.shape[:1]:
             raise ValueError(f"{op}: bias must have shape [{W.shape[0]}], got {jnp.shape(bias)}")
         made = cls(
@@ -293,7 +293,7 @@ def scaled_normal(in_features: int, sparsity: float) -> Initializer:
 
 
 def linear(
-    op: str, x: jax.Array, W: SparseArray, bias: jax.Array | None, schedule: Schedule | None
+    op: str, x: jax.Array, W: SparseArray, bias: jax.Array | None, schedule: Schedule | str | None
 ) -> jax.Array:
     """x W^T + b over the last axis of x, in one product for all leading axes."""
     if x.ndim < 1 or x.shape[-1] != W.shape[1]:

@@ -80,7 +80,7 @@ class MoE(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         router_init: Initializer = ROUTER_INIT,
         kernel_init: Initializer | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         router_metadata: Mapping[str, Any] = NO_METADATA,
         kernel_metadata: Mapping[str, Any] = NO_METADATA,
@@ -88,7 +88,7 @@ class MoE(nnx.Module):
         check_options(
             "MoE", features, hidden_features, num_experts, num_selected, block, capacity_factor
         )
-        check_schedule("MoE", schedule)
+        schedule = check_schedule("MoE", schedule)
         shape = (num_experts, hidden_features, features)
         router = router_init(rngs.params(), (features, num_experts), param_dtype)
         self.router = nnx.Param(router, **router_metadata)

@@ -73,7 +73,7 @@ def sparsity_schedule(
     return sparsity
 
 
-def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
+def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Array:
     """Where `sgap_jax.prune` would keep W's entries; works under jit, with a traced sparsity too.
 
         keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
@@ -97,7 +97,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
         raise ValueError(
             f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
         )
-    height, width = tile(check_format("magnitude_mask", format))
+    format = check_format("magnitude_mask", format)
+    height, width = tile(format)
     (m, k), (down, across) = W.shape, grid(W.shape, format)
     wide = W.astype(accumulator(W.dtype))
     padded = jnp.pad(wide, ((0, down * height - m), (0, across * width - k)))
@@ -111,7 +112,7 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     return jnp.repeat(mask, width, axis=1)[:m, :k]
 
 
-def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format) -> jax.Array:
+def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format | str) -> jax.Array:
     """`magnitude_mask` of K^T for a kernel K [..., in_features, out_features]; stacked layers are
     masked separately."""
     mask = partial(magnitude_mask, sparsity=sparsity, format=format)
@@ -143,7 +144,7 @@ class MaskedLinear(nnx.Linear):
         in_features: int,
         out_features: int,
         *,
-        format: Format = CSR,
+        format: Format | str = CSR,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
@@ -152,7 +153,7 @@ class MaskedLinear(nnx.Linear):
         self.mask = Structure(jnp.ones((in_features, out_features), bool))
 
     @classmethod
-    def from_dense(cls, layer: nnx.Linear, *, format: Format | None = None) -> MaskedLinear:
+    def from_dense(cls, layer: nnx.Linear, *, format: Format | str | None = None) -> MaskedLinear:
         """A layer with the options of a trained dense one and copies of its parameters, and no
         weight masked. From a `MaskedLinear` it also takes the mask, and the format unless one is
         given; from another layer, None is CSR."""

@@ -290,7 +290,8 @@ def select_tokens(
     offsets, columns = _top_tokens(q, k, weights, count, limits, causal)
     transposed = jax.vmap(partial(structure.transpose_structure, size=S))(offsets, columns)
     fields = structure.as_fields(((), (offsets, columns)), transposed, checked=True)
-    pattern = SparseArray(jnp.zeros(columns.shape, jnp.float32), **fields, shape=(L, S), format=CSR)
+    values = jnp.zeros_like(columns, jnp.float32)  # split as these are
+    pattern = SparseArray(values, **fields, shape=(L, S), format=CSR)
     return jax.tree.map(lambda x: x[:, None], pattern)
 
 
@@ -328,6 +329,8 @@ def _top_tokens(
         return jax.lax.platform_dependent(*operands, cpu=kernel, default=in_tiles)
 
     dtype = jnp.result_type(q, k, weights)
+    parts = jax.typeof(q).sharding.spec
+    limits = structure.whole_but_first(limits, parts[0] if parts else None)  # as vmap wants them
     operands = (q.astype(dtype), k.astype(dtype), weights.astype(dtype), limits)
     offsets, columns = jax.vmap(of_sequence)(*operands)
     return offsets, columns

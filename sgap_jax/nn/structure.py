@@ -11,7 +11,7 @@ from flax import nnx
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.formats.prune import kept_groups
 from sgap_jax.formats.structure import offsets_of_indices
 
@@ -27,8 +27,7 @@ class Structure(nnx.Variable):
 
 def check_format(op: str, format: Any) -> Format:
     """Returns the format; weights and patterns may be in CSR, CVS(V) or BCSR(r, c)."""
-    if not isinstance(format, Format):
-        raise TypeError(f"{op}: format must be a Format, got {type(format).__name__}")
+    format = as_format(format, op)
     block = len(format.block_shape)
     by_rows = format.levels[: len(format.levels) - block] == CSR.levels and format.order is None
     if not by_rows or block > 2:

@@ -34,7 +34,7 @@ def sparse_attention(
     return_lse: bool = False,
     batch_axis: str | None = None,
     heads_axis: str | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> Any:
     """`sgap_jax.sparse_attention` of a sequence that is split over devices.
 
@@ -63,7 +63,8 @@ def sparse_attention(
       is_causal: leave out entries (i, j) with j > i, by a bias; `masks.causal` makes a pattern that
         stores few of them.
       batch_axis, heads_axis: other axes of the mesh, over which the sequences of the batch, or the
-        heads of queries and of keys, are split too; those of axes without a name are gathered.
+        heads of queries and of keys, are split too; those of axes without a name are gathered. A
+        second axis of the pattern splits the heads where it divides them.
       schedule: of the attention on each device.
 
     Returns:
@@ -81,7 +82,7 @@ def sparse_attention(
     """
     op = "parallel.sparse_attention"
     check_parts("sparse_attention", pattern, "pattern")
-    check_schedule(op, schedule)
+    schedule = check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
     if not pattern.given and (is_causal or key_value_seq_lengths is not None):
@@ -91,6 +92,7 @@ def sparse_attention(
         )
     q, k, v, batched = check_heads(op, q, k, v, [pattern])  # type: ignore[list-item]
     split = _axes(op, pattern, q, k, batch_axis, heads_axis)
+    heads_axis = split[2]
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     biases = () if bias is None else _bias(op, bias, pattern, q)
     shared, specs = {}, {}
@@ -154,6 +156,9 @@ def _axes(
     op: str, A: PartitionedArray, q: jax.Array, k: jax.Array, batch: Any, heads: Any
 ) -> jax.P:
     """How q, k and v [B, L, H, D] are split."""
+    if heads is None and A.second is not None and batch != A.second:
+        devices = A.mesh.shape[A.second]
+        heads = None if q.shape[2] % devices or k.shape[2] % devices else A.second
     for name, axis, sizes in (
         ("batch_axis", batch, q.shape[:1]),
         ("heads_axis", heads, (q.shape[2], k.shape[2])),

@@ -159,21 +159,30 @@ class Exchange:
     def swap(self, axis: str, x: jax.Array, dimension: int = 0) -> jax.Array:
         """On each device, what the others send here, from what this one sends: both with `received`
         rows along a dimension."""
+        return self.joined(self.messages(axis, x, dimension), dimension)
+
+    def messages(self, axis: str, x: jax.Array, dimension: int = 0) -> list[jax.Array]:
+        """What `swap` puts together: of all_to_all one array, else one for each round; and one of
+        what goes to all."""
         ends = [*np.cumsum([each.rows for each in self.rounds]).tolist(), self.between_two]
-        *messages, to_all = jnp.split(x, ends, axis=dimension)
+        *sent, to_all = jnp.split(x, ends, axis=dimension)
         if self.width:
-            shape = messages[0].shape
+            shape = sent[0].shape
             each = (*shape[:dimension], self.parts, self.width, *shape[dimension + 1 :])
-            found = jax.lax.all_to_all(messages[0].reshape(each), axis, dimension, dimension)
+            found = jax.lax.all_to_all(sent[0].reshape(each), axis, dimension, dimension)
             received = [found.reshape(shape)]
         else:
             received = [
                 jax.lax.ppermute(message, axis, pairs)
-                for message, (_, pairs) in zip(messages, self.rounds, strict=False)
+                for message, (_, pairs) in zip(sent, self.rounds, strict=False)
             ]
         if self.to_all:
             received.append(self._to_all(axis, to_all, dimension))
-        return jnp.concatenate(received, axis=dimension) if received else x
+        return received or [x]
+
+    @staticmethod
+    def joined(messages: list[jax.Array], dimension: int = 0) -> jax.Array:
+        return messages[0] if len(messages) == 1 else jnp.concatenate(messages, axis=dimension)
 
     def _to_all(self, axis: str, x: jax.Array, dimension: int) -> jax.Array:
         owner = np.repeat(np.arange(self.parts), self.to_all)

@@ -3,6 +3,7 @@ rows of dense operands that the other parts send it."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.checks import check_flag
+from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.partitioned import Part, PartitionedArray
+from sgap_jax.parallel.second_axis import summed_bytes
 from sgap_jax.primitives._define import accumulator, as_numbers, check_scale, check_schedule
 from sgap_jax.primitives.gsddmm import gsddmm as local_gsddmm
 from sgap_jax.primitives.gspmm import OPS, REDUCTIONS, check_choice, message_values
@@ -56,7 +59,7 @@ def _operand(
 
 
 def spmm(
-    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
+    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | str | None = None
 ) -> jax.Array:
     """The product of a matrix in parts with a dense one: C = A B, or C = A^T B with `transpose`.
 
@@ -87,7 +90,7 @@ def spmm(
     that are needed.
     """
     check_parts("spmm", A)
-    check_schedule("parallel.spmm", schedule)
+    schedule = check_schedule("parallel.spmm", schedule)
     transpose = check_flag(transpose, "transpose", "parallel.spmm")
     B, apart = _operand("spmm", "B", A, B, not transpose)
     C = _product(A, B, transpose, schedule)
@@ -101,26 +104,69 @@ def _product(
     A: PartitionedArray, B: jax.Array, transpose: bool, schedule: Schedule | None
 ) -> jax.Array:
     """The product of operands in parts."""
+    n, over = B.shape[2], A._columns_axis(B)
+    copies = A.second is not None and A.choose(n, B.dtype) == "copies"
+    devices = 1 if copies or not over or n < 2 else _devices(A, over)
+    each = -(-n // devices)  # columns on a device
+    if each * devices != n:
+        B = jnp.pad(A._split(B), ((0, 0), (0, 0), (0, each * devices - n)))
 
     def local(part: Part, B: jax.Array) -> jax.Array:
         C = local_spmm(part.own, B, schedule=schedule)
         if part.alone:
             return C
         if not covered:
-            return C + local_spmm(part.foreign, part.received(B), schedule=schedule)
+            C, received = _beside(part, C, part.exchange, B[part.sends])
+            return C + local_spmm(part.foreign, received, schedule=schedule)
         assert part.cover is not None
         sent = local_spmm(part.cover.out, B, schedule=schedule)
-        received = part.cover.exchange.swap(part.axis, sent)
+        C, received = _beside(part, C, part.cover.exchange, sent)
         return C + local_spmm(part.into(), received, schedule=schedule)
 
-    covered = A._covered(B.shape[2], B.dtype)
-    product = partial(A._on_each, local)
+    def shared(part: Part, B: jax.Array) -> jax.Array:
+        assert part.share is not None
+        own, foreign = part.share.matrices(part)
+        C = local_spmm(own, B, schedule=schedule)
+        C, received = _beside(part, C, part.share.exchange, B[part.share.sends])
+        C = C + local_spmm(foreign, received, schedule=schedule)
+        return jax.lax.psum(C.astype(accumulator(C.dtype)), part.second).astype(C.dtype)
+
+    covered = A._covered(each, B.dtype)
+    columns = over if devices > 1 else None
+    spec = A._columns_spec(B, columns)
+    product = partial(A._on_each, shared if copies else local, columns=columns, out_specs=spec)
     if not transpose:
-        return product(B)
-    shape = (A.parts, A.own.shape[1], B.shape[2])
-    given = jax.ShapeDtypeStruct(shape, jnp.result_type(A.dtype, B))  # type: ignore[no-untyped-call]
-    (C,) = jax.linear_transpose(product, given)(A._split(B.astype(given.dtype)))
-    return C
+        C = product(B)
+    else:
+        shape = (A.parts, A.own.shape[1], B.shape[2])
+        dtype = jnp.result_type(A.dtype, B)
+        given = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+        (C,) = jax.linear_transpose(product, given)(A._split(B.astype(dtype), spec))
+    return C if each * devices == n else A._split(C)[:, :, :n]
+
+
+def _beside(part: Part, C: jax.Array, exchange: Exchange, sent: jax.Array) -> tuple:
+    """(C, what a part receives): neither waits for the other. XLA's GPU compiler would wait for all
+    rounds of ppermute before it starts C, if they could be put together before C is there."""
+    messages = exchange.messages(part.axis, sent)
+    if len(messages) > 1:
+        C, *messages = jax.lax.optimization_barrier((C, *messages))
+    return C, exchange.joined(messages)
+
+
+def _devices(A: PartitionedArray, axes: Any) -> int:
+    names = axes if isinstance(axes, tuple) else (axes,)
+    return math.prod(A.mesh.shape[name] for name in names)
+
+
+def _whole_columns(A: PartitionedArray, *arrays: jax.Array) -> Any:
+    """The axes over which columns of [parts, rows, n] may be split without padding, which an
+    operation that is not linear would see; None if there are none."""
+    found = {over for x in arrays if x.ndim == 3 and (over := A._columns_axis(x))}
+    if len(found) != 1:
+        return None
+    (over,) = found
+    return over if all(x.shape[2] % _devices(A, over) == 0 for x in arrays) else None
 
 
 def sddmm(
@@ -130,7 +176,7 @@ def sddmm(
     *,
     scale: Any = None,
     weighted: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> PartitionedArray:
     """`sgap_jax.sddmm` of a matrix in parts: C = (X Y^T) at the stored entries of A.
 
@@ -157,7 +203,7 @@ def sddmm(
     Source: vectorSparse, section 2.2 (SDDMM).
     """
     check_parts("sddmm", A)
-    check_schedule("parallel.sddmm", schedule)
+    schedule = check_schedule("parallel.sddmm", schedule)
     X, Y = _both("sddmm", A, X, Y)
     number = scale is None or not isinstance(scale, jax.Array)
     shared = () if number else (check_scale("parallel.sddmm", scale),)
@@ -170,7 +216,7 @@ def sddmm(
 
 
 def gsddmm(
-    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | None = None
+    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | str | None = None
 ) -> PartitionedArray:
     """`sgap_jax.gsddmm` of a matrix in parts: features of both ends of each stored entry, combined.
 
@@ -195,7 +241,7 @@ def gsddmm(
     Source: Sgap, section 2.1 (SDDMM as message passing).
     """
     check_parts("gsddmm", A)
-    check_schedule("parallel.gsddmm", schedule)
+    schedule = check_schedule("parallel.gsddmm", schedule)
     check_choice("parallel.gsddmm", "op", op, OPS)
     X, Y = (jnp.asarray(x)[:, None] if jnp.ndim(x) == 1 else x for x in (X, Y))
     X, Y = _both("gsddmm", A, X, Y)
@@ -219,13 +265,37 @@ def _both(op: str, A: PartitionedArray, X: Any, Y: Any) -> tuple[jax.Array, jax.
 def _sampled(
     A: PartitionedArray, X: jax.Array, Y: jax.Array, sampled: Any, shared: tuple
 ) -> PartitionedArray:
+    over = _summed_over(A, X, Y)
+
     def local(part: Part, X: jax.Array, Y: jax.Array, *shared: Any) -> tuple:
         own = sampled(part.own, X, Y, *shared)
         if part.alone:
             return own, part.foreign.values.astype(own.dtype)
         return own, sampled(part.foreign, X, part.received(Y), *shared)
 
-    return A.with_values(A._on_each(local, X, Y, shared=shared))
+    def summed(part: Part, X: jax.Array, Y: jax.Array, *shared: Any) -> tuple:
+        like = jax.eval_shape(sampled, part.own, X, Y, *shared)
+        wide = [x.astype(accumulator(x.dtype)) for x in (X, Y)]  # rounded once, after the sum
+        found = local(part, *wide, *shared)
+        return tuple(jax.lax.psum(x, over).astype(like.dtype) for x in found)
+
+    return A.with_values(A._on_each(summed if over else local, X, Y, shared=shared, columns=over))
+
+
+def _summed_over(A: PartitionedArray, X: jax.Array, Y: jax.Array) -> Any:
+    """The axes that split the features of a sampled product, where that sends less than each device
+    with all features: of those travel 1 / c, and the values are summed over the axes."""
+    over = _whole_columns(A, X, Y)
+    if over is None:
+        return None
+    n, devices = X.shape[2], _devices(A, over)
+    size = jnp.result_type(X, Y).itemsize
+    numbers = A.own.values.shape[1] + A.foreign.values.shape[1]
+    split = A.exchange.sent * (n // devices) * size
+    split += summed_bytes(devices, numbers, accumulator(jnp.result_type(X, Y)).itemsize)
+    # Operands that are split, as products give them, are gathered for it.
+    gathered = (X.shape[1] + Y.shape[1]) * (n - n // devices)
+    return over if split < (A.exchange.sent * n + gathered) * size else None
 
 
 def gspmm(
@@ -235,7 +305,7 @@ def gspmm(
     op: str = "mul",
     reduce: str = "sum",
     transpose: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> jax.Array:
     """`sgap_jax.gspmm` of a matrix in parts: messages along the entries, reduced over each row.
 
@@ -266,7 +336,7 @@ def gspmm(
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
     """
     check_parts("gspmm", A)
-    check_schedule("parallel.gspmm", schedule)
+    schedule = check_schedule("parallel.gspmm", schedule)
     check_choice("parallel.gspmm", "op", op, OPS)
     check_choice("parallel.gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "parallel.gspmm")
@@ -283,7 +353,8 @@ def gspmm(
             options: dict = dict(op=op, reduce=reduce, schedule=schedule)
             return local_gspmm(part.matrix(), part.table(X), **options)
 
-        C = A._on_each(local, X)
+        over = _whole_columns(A, X)
+        C = A._on_each(local, X, columns=over, out_specs=A._columns_spec(X, over))
     return C if apart else A.from_parts(C, transpose=transpose)
 
 
@@ -344,7 +415,7 @@ def _messages_back(
 
 
 def sparse_softmax(
-    A: PartitionedArray, *, scale: Any = 1.0, schedule: Schedule | None = None
+    A: PartitionedArray, *, scale: Any = 1.0, schedule: Schedule | str | None = None
 ) -> PartitionedArray:
     """`sgap_jax.sparse_softmax` of a matrix in parts: softmax over the stored entries of each row.
 
@@ -368,7 +439,7 @@ def sparse_softmax(
     Source: vectorSparse, section 7.4 (the softmax of the sparse transformer).
     """
     check_parts("sparse_softmax", A)
-    check_schedule("parallel.sparse_softmax", schedule)
+    schedule = check_schedule("parallel.sparse_softmax", schedule)
     array = check_scale("parallel.sparse_softmax", scale)
     shared = (array,) if isinstance(scale, jax.Array) else ()
 
@@ -379,7 +450,7 @@ def sparse_softmax(
     return A.with_values(A._on_each(local, shared=shared))
 
 
-def row_sum(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_sum(A: PartitionedArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """`sgap_jax.row_sum` of a matrix in parts: s[i] = sum over stored (i, j) of A[i, j].
 
     Nothing travels. Differentiable to any order in `A.values`.
@@ -396,7 +467,7 @@ def row_sum(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Arr
     return _reduced("row_sum", A, schedule)
 
 
-def row_max(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_max(A: PartitionedArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """`sgap_jax.row_max` of a matrix in parts: s[i] = max over stored (i, j) of A[i, j].
 
     Nothing travels. Differentiable to any order in `A.values`; entries that tie share the gradient.
@@ -412,8 +483,8 @@ def row_max(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Arr
     return _reduced("row_max", A, schedule)
 
 
-def _reduced(op: str, A: PartitionedArray, schedule: Schedule | None) -> jax.Array:
+def _reduced(op: str, A: PartitionedArray, schedule: Schedule | str | None) -> jax.Array:
     check_parts(op, A)
-    check_schedule(f"parallel.{op}", schedule)
+    schedule = check_schedule(f"parallel.{op}", schedule)
     reduce = {"row_sum": local_row_sum, "row_max": local_row_max}[op]
     return A._on_each(lambda part: reduce(part.matrix(), schedule=schedule))

@@ -17,6 +17,8 @@ from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.plan import explanation
+from sgap_jax.parallel.second_axis import Costs, summed_bytes
+from sgap_jax.primitives._define import accumulator
 
 
 @partial(
@@ -49,8 +51,48 @@ class Cover:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("own", "foreign", "merged", "table_places", "table_names", "sends", "cover"),
-    meta_fields=("axis", "exchange"),
+    data_fields=("own", "foreign", "sends"),
+    meta_fields=("exchange",),
+)
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one copy of a part multiplies and receives where copies share a product
+    (second_axis.py); its leaves have axes for the parts and for the copies.
+
+    Attributes:
+      own, foreign: the structure of its entries; their values say where an entry is among those of
+        the part's own and foreign matrices.
+      sends: which of its rows it sends, message after message.
+      exchange: what travels between the devices of one copy.
+    """
+
+    own: SparseArray
+    foreign: SparseArray
+    sends: jax.Array
+    exchange: Exchange
+
+    def matrices(self, part: Part) -> tuple[SparseArray, SparseArray]:
+        """With the values of the part."""
+        own, foreign = (
+            mine.with_values(whole.values.at[mine.values].get(mode="fill", fill_value=0))
+            for mine, whole in ((self.own, part.own), (self.foreign, part.foreign))
+        )
+        return own, foreign
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(
+        "own",
+        "foreign",
+        "merged",
+        "table_places",
+        "table_names",
+        "sends",
+        "cover",
+        "share",
+    ),
+    meta_fields=("axis", "second", "exchange"),
 )
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -64,7 +106,9 @@ class Part:
     table_names: jax.Array
     sends: jax.Array
     cover: Cover | None
+    share: Share | None
     axis: str
+    second: str | None
     exchange: Exchange
 
     @property
@@ -159,8 +203,9 @@ class Part:
         "row_places",
         "column_places",
         "cover",
+        "share",
     ),
-    meta_fields=("shape", "mesh", "axis", "exchange", "entries", "row_bounds", "given"),
+    meta_fields=("shape", "mesh", "axis", "second", "exchange", "entries", "row_bounds", "given"),
 )
 @dataclasses.dataclass(frozen=True)
 class PartitionedArray:
@@ -188,6 +233,10 @@ class PartitionedArray:
       row_bounds: where the rows of each part begin, and where those of the last one end.
       given: whether the rows are in the given order.
       cover: what travels for products instead of `exchange` where that is less; else None.
+      second: another axis of the mesh, whose devices divide the columns of dense operands, or share
+        the messages of a product; None where it is not used.
+      share: what each of its devices multiplies and receives then; None where that never sends
+        less than dividing the columns.
     """
 
     own: SparseArray
@@ -206,6 +255,8 @@ class PartitionedArray:
     row_bounds: tuple[int, ...]
     given: bool
     cover: Cover | None = None
+    second: str | None = None
+    share: Share | None = None
 
     # Set by operations.py, which imports this file.
     _products: ClassVar[Callable[..., jax.Array]]
@@ -302,17 +353,77 @@ class PartitionedArray:
             f"{self.parts} parts over {self.axis!r})"
         )
 
+    def choose(self, n: int = 1, dtype: Any = jnp.float32) -> str:
+        """How a product with n columns uses the second axis of c devices: what sends less.
+
+            columns   s(n / c) ceil(n / c) b
+            copies    s / c n b + 2 (c - 1) / c rows n b'
+
+        are the bytes of the busiest device: s rows are sent where the second axis is not used, of
+        b bytes a number, for n columns those of `cover` where that is less, and the rows of a
+        part's result are summed in b' bytes a number by an all-reduce over the axis. Both do 1 / c
+        of the work on each device. Where c divides n, columns send less; copies where the parts
+        need many rows and n is small, or little more than a multiple of c. The results of
+        `columns` are split over the axis, those of `copies` are whole. Counts are those of the
+        plans, with their padding.
+
+        Returns:
+          "columns" or "copies".
+
+        Raises ValueError if there is no second axis.
+
+        Source: the 1.5D dense-shifting and sparse-replicating algorithms of Bharadwaj, Buluc and
+        Demmel (arXiv 2203.07673), with the messages of a plan in place of whole blocks.
+        """
+        return self._costs(n, dtype).choice
+
+    def _costs(self, n: int, dtype: Any) -> Costs:
+        if self.second is None:
+            raise ValueError(
+                "PartitionedArray.choose: there is no second axis; "
+                "parallel.partition(A, mesh, axis, second=...) names one"
+            )
+        copies = self.mesh.shape[self.second]
+        each = -(-n // copies)
+
+        def of(columns: int) -> int:
+            exchange, size = self._sends_of(columns, dtype)
+            return exchange.sent * columns * size
+
+        shared = None
+        if self.share is not None:
+            wide = accumulator(jnp.result_type(self.dtype, dtype)).itemsize
+            shared = self.share.exchange.sent * n * np.dtype(dtype).itemsize
+            shared += summed_bytes(copies, self.own.shape[0] * n, wide)
+        return Costs(of(n), of(each), shared)
+
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
-        dense operand would. A gradient with respect to the operand sends as much, the other way."""
-        exchange, size = self._sends_of(n, dtype)
-        notes = []
+        dense operand would. A gradient with respect to the operand sends as much, the other way.
+        With a second axis also what each way to use it would send, and which one `choose` takes."""
+        costs, columns, notes = None, n, []
+        if self.second is not None:
+            costs = self._costs(n, dtype)
+            columns = -(-n // self.mesh.shape[self.second])
+        exchange, size = self._sends_of(columns, dtype)
+        if self.share is not None and costs is not None and costs.choice == "copies":
+            exchange, size, columns = self.share.exchange, np.dtype(dtype).itemsize, n
         if self.cover is not None and exchange is self.cover.exchange:
-            alone = self.exchange.sent * n * np.dtype(dtype).itemsize
+            alone = self.exchange.sent * columns * np.dtype(dtype).itemsize
             values = self.cover.values.sent * np.dtype(self.dtype).itemsize
             notes += [f"of rows of B alone        {alone:>14,} bytes"]
             notes += [f"and when values change     {values:>13,} bytes"]
-        return explanation(exchange, self.entries, self.shape[1], n, size, notes)
+        if costs is not None:
+            shared = "never less" if costs.copies is None else f"{costs.copies:>14,} bytes"
+            devices = self.mesh.shape[self.second]
+            notes += [
+                f"over {devices} devices along {self.second!r}: {costs.choice}",
+                f"  not used                {costs.alone:>14,} bytes",
+                f"  columns                 {costs.columns:>14,} bytes",
+                f"  copies, sum included    {shared:>14}",
+            ]
+        everything = n * np.dtype(dtype).itemsize
+        return explanation(exchange, self.entries, self.shape[1], columns, size, notes, everything)
 
     def plot(self, n: int = 1, dtype: Any = jnp.float32, ax: Any = None) -> Any:
         """A picture of what one product with n columns sends: from each device (down) to each
@@ -329,11 +440,13 @@ class PartitionedArray:
         except ImportError as error:
             what = "PartitionedArray.plot needs Matplotlib: pip install matplotlib"
             raise ImportError(what) from error
-        exchange, size = self._sends_of(n, dtype)
+        columns = n if self.second is None else -(-n // self.mesh.shape[self.second])
+        exchange, size = self._sends_of(columns, dtype)
         ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
-        image = ax.imshow(exchange.needed_of_others.T * n * size, vmin=0, interpolation="nearest")
+        needed = exchange.needed_of_others.T
+        image = ax.imshow(needed * columns * size, vmin=0, interpolation="nearest")
         ax.figure.colorbar(image, ax=ax, label="bytes")
-        ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {n} columns")
+        ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {columns} columns")
         return ax
 
     def _sends_of(self, n: int, dtype: Any) -> tuple[Exchange, int]:
@@ -371,30 +484,66 @@ class PartitionedArray:
         shared: tuple = (),
         specs: tuple | None = None,
         out_specs: Any = None,
+        columns: Any = None,
     ) -> Any:
         """Runs function(part, *operands, *shared) on each device, with its `Part`.
 
         `operands` are arrays [parts, ...], of which it gets its own without that axis, and so are
-        the results. `shared` arrays it gets whole. With `specs`, of operands and of shared arrays,
-        and `out_specs` it gets pieces as those say, with all their axes, and so are the results.
+        the results. `shared` arrays it gets whole. With `columns`, other axes of the mesh, operands
+        [parts, rows, n] are split by columns over those, and results as `out_specs` says. With
+        `specs`, of operands and of shared arrays, and `out_specs` it gets pieces as those say, with
+        all their axes, and so are the results.
         """
 
         def local(part: Part, operands: tuple, shared: tuple) -> Any:
             part = jax.tree.map(lambda x: x[0], part)
+            if part.share is not None:
+                share = jax.tree.map(lambda x: x[0], part.share)
+                part = dataclasses.replace(part, share=share)
             if specs is not None:
                 return function(part, *operands, *shared)
             own = jax.tree.map(lambda x: x[0], operands)
             return jax.tree.map(lambda x: x[None], function(part, *own, *shared))
 
-        part = Part(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Part)})
+        fields = [field.name for field in dataclasses.fields(Part)]
+        part = Part(**{name: getattr(self, name) for name in fields})
         first = jax.P(self.axis)
+        specs_of: dict[str, Any] = {
+            name: first for name in fields if isinstance(getattr(part, name), _DATA)
+        }
+        if self.share is not None:
+            specs_of["share"] = jax.P(self.axis, self.second)
         whole = jax.tree.map(lambda _: jax.P(), shared)
-        each, whole = ((first,) * len(operands), whole) if specs is None else specs
+        each = tuple(self._columns_spec(x, columns) for x in operands)
+        each, whole = (each, whole) if specs is None else specs
         run = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(first, each, whole),
+            in_specs=(dataclasses.replace(part, **specs_of), each, whole),
             out_specs=first if out_specs is None else out_specs,
         )
         split = partial(jax.tree.map, self._split)
         return run(part, split(operands, each), split(shared, whole))
+
+    def _columns_spec(self, x: Any, columns: Any) -> jax.P:
+        """Of an array [parts, rows, n] over the parts and, by its columns, over those axes."""
+        return jax.P(self.axis, None, columns) if columns and x.ndim == 3 else jax.P(self.axis)
+
+    def _columns_axis(self, x: jax.Array) -> Any:
+        """The axes of the mesh that split the columns of an operand [parts, rows, n]: the second
+        one, or without one those that split it already, as far as that is known: of arrays with a
+        value, and under explicit axes."""
+        if self.second is not None:
+            return self.second
+        known = x if not isinstance(x, jax.core.Tracer) else jax.typeof(x)
+        sharding = getattr(known, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or len(sharding.spec) < 3:
+            return None
+        axes = sharding.spec[2]
+        names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        sizes = {name: self.mesh.shape.get(name) for name in names}
+        mine = sizes == {name: sharding.mesh.shape[name] for name in names}
+        return names if names and mine and self.axis not in names else None
+
+
+_DATA = (SparseArray, jax.Array, Cover)

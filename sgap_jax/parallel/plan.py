@@ -250,11 +250,18 @@ def enlarged(matrix: Compressed, entries: int, value: int = 0) -> Compressed:
 
 
 def explanation(
-    exchange: Exchange, entries: Sequence[int], k: int, n: int, size: int, notes: Sequence[str] = ()
+    exchange: Exchange,
+    entries: Sequence[int],
+    k: int,
+    n: int,
+    size: int,
+    notes: Sequence[str] = (),
+    whole_row: int | None = None,
 ) -> str:
     """What one product with n columns of `size` bytes sends, as text; an all-gather would send all
-    k rows of the dense operand, split evenly."""
+    k rows of the dense operand, of `whole_row` bytes, split evenly."""
     parts, row = exchange.parts, n * size
+    whole_row = row if whole_row is None else whole_row
     sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
     useful = exchange.needed_of_others.sum(0).tolist()
     between_two = replace(exchange, to_all=()).total
@@ -265,7 +272,7 @@ def explanation(
         f"sent by a device, at most {max(sent) * row:>14,} bytes",
         f"  on the mean             {sum(sent) * row // parts:>14,} bytes",
         f"  padding                 {share:>14.0%}",
-        f"by an all-gather          {everything * row:>14,} bytes",
+        f"by an all-gather          {everything * whole_row:>14,} bytes",
         f"largest part              {balance:>14.2f} times the mean of the entries",
         *notes,
         "",

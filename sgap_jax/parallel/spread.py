@@ -23,9 +23,10 @@ from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
 from sgap_jax.parallel.exchange import Exchange, swapped
 from sgap_jax.parallel.global_columns import to_all
 from sgap_jax.parallel.metis import by_metis
-from sgap_jax.parallel.partitioned import Cover, PartitionedArray
-from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece, sent_rows
+from sgap_jax.parallel.partitioned import Cover, PartitionedArray, Share
+from sgap_jax.parallel.plan import NONE, Compressed, Sizes, bounds_of, padded, piece, sent_rows
 from sgap_jax.parallel.plan import rows_of as rows_of_blocks
+from sgap_jax.parallel.second_axis import Shared, shared_exchange
 
 
 def partition(
@@ -33,6 +34,7 @@ def partition(
     mesh: Mesh,
     axis: str,
     *,
+    second: str | None = None,
     rows: str | Sequence[int] = "balanced",
     order: str | Callable[[SparseArray], Any] = "given",
 ) -> PartitionedArray:
@@ -50,6 +52,11 @@ def partition(
         format becomes CSR. Where there are several processes, each has the whole matrix;
         `from_parts` needs less.
       mesh, axis: the mesh, and the name of the axis whose devices get a part each.
+      second: another axis of the mesh, whose devices have the same part: they divide the columns of
+        dense operands, or share the messages of a product, whichever sends less
+        (`PartitionedArray.choose`). Without it the operations divide the columns where it is known
+        that the operand is split so: of arrays with a value, [parts, rows, n], and under explicit
+        axes.
       rows: "balanced" by entries, "even", or the number of rows of each part, in all m. Vectors and
         blocks are not cut: "balanced" and "even" go by whole ones.
       order: "given"; or a function of A that gives a permutation of its rows, part by part: row
@@ -64,7 +71,8 @@ def partition(
 
     Raises:
       TypeError: A is not a SparseArray, or mesh not a Mesh.
-      ValueError: A is not a concrete matrix, no such axis, rows or order that do not fit.
+      ValueError: A is not a concrete matrix, no such axis or twice the same, rows or order that do
+        not fit.
       ImportError: `order="metis"` without pymetis.
 
     Source: the 1D distribution of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
@@ -72,7 +80,7 @@ def partition(
     """
     if not isinstance(A, SparseArray):
         raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}")
-    parts = _parts_of("partition", mesh, axis)
+    parts = _parts_of("partition", mesh, axis, second)
     if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
     (m, k), permutation = A.shape, None
@@ -107,7 +115,7 @@ def partition(
         data = part.data if format == CSR else values[part.data]
         return Compressed(data, part.indptr, part.indices)
 
-    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation, format)
+    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation, second, format)
 
 
 def _stored_format(A: SparseArray) -> Format:
@@ -168,7 +176,11 @@ def _arrays(A: SparseArray, format: Format) -> Compressed:
 
 
 def from_parts(
-    parts: Mapping[int, Any] | Callable[[int], Any], mesh: Mesh, axis: str
+    parts: Mapping[int, Any] | Callable[[int], Any],
+    mesh: Mesh,
+    axis: str,
+    *,
+    second: str | None = None,
 ) -> PartitionedArray:
     """A matrix in parts of which each process has only its own: nobody needs the whole one.
 
@@ -181,6 +193,7 @@ def from_parts(
       mesh, axis: the mesh, and the name of the axis whose devices get a part each. Every process of
         the program calls this function, since they tell each other how many rows they need, and
         which.
+      second: as of `partition`; every process that has a device of a part gives that part.
 
     Returns:
       A `PartitionedArray` in the promoted dtype of all parts, of a matrix [m, k] where m is the sum
@@ -191,7 +204,7 @@ def from_parts(
       TypeError: `parts` is no mapping and no function, a part no sparse matrix, or mesh no Mesh.
       ValueError: no such axis, a part that is missing, or parts with different numbers of columns.
     """
-    count = _parts_of("from_parts", mesh, axis)
+    count = _parts_of("from_parts", mesh, axis, second)
     mine = _local_parts(mesh, axis)
     found: dict[int, SparseArray] = {}
     try:
@@ -226,7 +239,7 @@ def from_parts(
     def rows_of(p: int) -> Compressed:
         return _arrays(found.pop(p), format)
 
-    return _spread(rows_of, bounds, k, dtype, mesh, axis, None, format)
+    return _spread(rows_of, bounds, k, dtype, mesh, axis, None, second, format)
 
 
 def _common_format(blocks: np.ndarray) -> Format:
@@ -260,6 +273,7 @@ def read(
     mesh: Mesh,
     axis: str,
     *,
+    second: str | None = None,
     rows: str | Sequence[int] = "balanced",
     dtype: Any = None,
 ) -> PartitionedArray:
@@ -268,7 +282,7 @@ def read(
     Args:
       path: a .mtx file (or .mtx.gz), which each process reads to its end, "balanced" twice, or an
         .npz archive of CSR, as `scipy.sparse.save_npz` writes it, of which it reads its rows.
-      mesh, axis, rows: as of `partition`.
+      mesh, axis, second, rows: as of `partition`.
       dtype: of the values; None keeps the file's as `sgap_jax.read` does.
 
     Returns:
@@ -280,7 +294,7 @@ def read(
       NotImplementedError: another kind of file.
       OSError: the file cannot be opened.
     """
-    parts = _parts_of("parallel.read", mesh, axis)
+    parts = _parts_of("parallel.read", mesh, axis, second)
     mine = _local_parts(mesh, axis)
     found: dict[int, SparseArray] = {}
 
@@ -289,7 +303,7 @@ def read(
             found.update(_rows_of_file(path, rows, parts, mine, dtype))
         return found[p]
 
-    return from_parts(rows_of, mesh, axis)
+    return from_parts(rows_of, mesh, axis, second=second)
 
 
 def _rows_of_file(
@@ -321,11 +335,19 @@ def _code(dtype: Any) -> int:
     return _DTYPES.index(np.dtype(dtype))
 
 
-def _parts_of(op: str, mesh: Any, axis: Any) -> int:
+def _parts_of(op: str, mesh: Any, axis: Any, second: Any = None) -> int:
     if not isinstance(mesh, Mesh):
         raise TypeError(f"{op}: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
     if axis not in mesh.axis_names:
         raise ValueError(f"{op}: axis: expected one of {list(mesh.axis_names)}, got {axis!r}")
+    others = [name for name in mesh.axis_names if name != axis]
+    if second is not None and second not in others:
+        if second == axis:
+            raise ValueError(
+                f"{op}: second: {axis!r} has the parts already; expected another axis of the mesh, "
+                f"of {others}, or None"
+            )
+        raise ValueError(f"{op}: second: expected one of {others} or None, got {second!r}")
     parts: int = mesh.shape[axis]
     return parts
 
@@ -343,6 +365,12 @@ def _start(index: tuple[slice, ...] | None) -> int:
     """The part of an index into an array [parts, ...]."""
     assert index is not None
     return index[0].start or 0
+
+
+def _rest(index: tuple[slice, ...] | None) -> tuple[slice, ...]:
+    """An index into an array [parts, ...], without which part."""
+    assert index is not None
+    return (slice(None), *index[1:])
 
 
 def _from_all(mine: Mapping[int, np.ndarray], parts: int) -> np.ndarray:
@@ -366,6 +394,7 @@ def _spread(
     mesh: Mesh,
     axis: str,
     permutation: np.ndarray | None,
+    second: str | None,
     format: Format,
 ) -> PartitionedArray:
     """The array of parts whose rows, in a format, `rows_of` gives."""
@@ -386,23 +415,25 @@ def _spread(
         known[p] += [of_part.counts()]
     counts = _from_all({p: np.concatenate(x) for p, x in known.items()}, parts)
     counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
+    entries = tuple((counts[:, :2].sum(1) * high * wide).tolist())
     sizes = Sizes.of(counts, column_bounds, size)
     if parts * max(sizes.rows, sizes.columns) > np.iinfo(np.int32).max:
         raise ValueError(
             f"partition: rows: {parts} parts, each padded to {max(sizes.rows, sizes.columns):,} "
             "rows as the largest, have more than int32 counts; expected more even parts"
         )
-    over = NamedSharding(mesh, jax.P(axis))
 
-    def stacked(each: Mapping[int, Any]) -> Any:
-        """Pytrees of NumPy arrays of the parts as one of arrays [parts, ...]."""
+    def stacked(each: Mapping[int, Any], *axes: str | None) -> Any:
+        """Pytrees of NumPy arrays of the parts as one of arrays [parts, ...], split over the axis
+        and, by the next dimensions, over other ones."""
+        over = NamedSharding(mesh, jax.P(axis, *axes))
         leaves = {p: [np.asarray(x) for x in jax.tree.leaves(tree)] for p, tree in each.items()}
         (any_part, *_), structure = leaves, jax.tree.structure(next(iter(each.values())))
 
         def leaf(i: int) -> jax.Array:
             first = leaves[any_part][i]
             return jax.make_array_from_callback(
-                (parts, *first.shape), over, lambda index: leaves[_start(index)][i][None]
+                (parts, *first.shape), over, lambda at: leaves[_start(at)][i][None][_rest(at)]
             )
 
         return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
@@ -414,38 +445,65 @@ def _spread(
         over_devices = _told(exchange, stacked(mine), mesh, axis)
         return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
 
-    exchange, shared = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
+    copies = 1 if second is None else mesh.shape[second]
+    exchange, to_each = Exchange.of(counts[:, 4:], wide), NONE
+    of_copy = None
+    if copies > 1 and format == CSR:  # entries and messages are shared one by one
+        of_copy = shared_exchange(exchange, copies, sizes.rows)
+    if of_copy is None:
+        exchange, to_each = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
     plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
     if plan is not None and plan.exchange.total >= exchange.total:
         plan = None
-    local, halves = {}, {}
+    local, halves, shared = {}, {}, {}
     for p in list(pieces):
         found = pieces.pop(p)
-        local[p] = padded(found, sizes, exchange, column_bounds, size, shared)
+        local[p] = padded(found, sizes, exchange, column_bounds, size, to_each)
+        if of_copy is not None:
+            shared[p] = Shared(found, local[p], exchange, of_copy, copies)
         if plan is not None:
             halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
 
-    def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
-        def made(x: Compressed) -> SparseArray:
-            stored = (len(x.values), *format.block_shape)
-            values = x.values if x.values.shape == stored else np.zeros(stored, bool)
-            array = SparseArray.from_arrays(values, *x[1:], shape=(rows, columns), format=format)
-            return replace(array, values=x.values)  # places of `merged` are one for each block
+    def made(x: Compressed, rows: int, columns: int) -> SparseArray:
+        stored = (len(x.values), *format.block_shape)
+        values = x.values if x.values.shape == stored else np.zeros(stored, bool)
+        array = SparseArray.from_arrays(values, *x[1:], shape=(rows, columns), format=format)
+        return replace(array, values=x.values)  # places of `merged` are one for each block
 
-        return stacked({p: made(x) for p, x in arrays.items()})
+    def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
+        return stacked({p: made(x, rows, columns) for p, x in arrays.items()})
+
+    def of_copies(arrays: Mapping[int, list[Compressed]], columns: int) -> SparseArray:
+        trees = {p: [made(x, sizes.rows, columns) for x in each] for p, each in arrays.items()}
+        return stacked(
+            {p: jax.tree.map(lambda *x: np.stack(x), *each) for p, each in trees.items()}, second
+        )
 
     def of_rows(name: str, columns: int) -> SparseArray:
         return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
 
     requests = told(exchange.back, {p: x.requests for p, x in local.items()})
-    sends = {p: sent_rows(p, x, shared, exchange, column_bounds, wide) for p, x in requests.items()}
+    asked = {
+        p: sent_rows(p, x, to_each, exchange, column_bounds, wide) for p, x in requests.items()
+    }
+    share = None
+    if of_copy is not None:
+        counts = _from_all({p: x.counts() for p, x in shared.items()}, parts)
+        shares = {p: x.padded(sizes, int(counts.max())) for p, x in shared.items()}
+        sends = told(of_copy.back, {p: x.requests for p, x in shares.items()})
+        share = Share(
+            own=of_copies({p: x.own for p, x in shares.items()}, sizes.columns),
+            foreign=of_copies({p: x.foreign for p, x in shares.items()}, of_copy.received),
+            sends=stacked({p: x.T for p, x in sends.items()}, second),
+            exchange=of_copy,
+        )
     whole = PartitionedArray(
         own=of_rows("own", sizes.columns),
         foreign=of_rows("foreign", max(exchange.received, wide)),
         merged=of_rows("merged", sizes.table),
         table_places=stacked({p: arrays.table for p, arrays in local.items()}),
         table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=stacked(sends),
+        sends=stacked(asked),
         row_places=_places(row_bounds, sizes.rows, permutation, mesh),
         column_places=_places(
             column_bounds * wide, sizes.columns, permutation if m == k else None, mesh
@@ -454,15 +512,17 @@ def _spread(
         mesh=mesh,
         axis=axis,
         exchange=exchange,
-        entries=tuple((counts[:, :2].sum(1) * high * wide).tolist()),
+        entries=entries,
         row_bounds=tuple(row_bounds.tolist()),
         given=permutation is None,
+        second=second,
+        share=share,
     )
     if plan is None:
         return whole
     # What a part sends it knows from the others.
-    entries = told(plan.entries, {p: x.entries.T for p, x in halves.items()})
-    out = {p: out_of(p, plan, x.T) for p, x in entries.items()}
+    of_out = told(plan.entries, {p: x.entries.T for p, x in halves.items()})
+    out = {p: out_of(p, plan, x.T) for p, x in of_out.items()}
     places = {p: x.values for p, x in out.items()}
     travel = {}
     for p, half in halves.items():

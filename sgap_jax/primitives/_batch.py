@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from sgap_jax.formats.structure import unfolded, varying_axes
-from sgap_jax.formats.structure import whole as replicated
+from sgap_jax.formats.structure import unfolded, varying_axes, whole_but_first
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.primitives._partition import Axes, of_each, partitioned, typed
@@ -135,9 +134,26 @@ def _avals_of_one(avals: Sequence, data: int) -> list:
 def _mapped(function: Callable, data: Sequence, arrays: Sequence) -> Any:
     """`function(data, arrays)` for each structure, mapped: results [S, ...]."""
     count = arrays[0].shape[0]
-    # vmap wants the mapped axes of all operands sharded alike: not at all, as kernels see them.
-    split, axes = _split([replicated(x) for x in data], count)
-    return jax.vmap(function, (axes, 0))(split, [replicated(x) for x in arrays])
+    # vmap wants the mapped axes of all operands sharded alike. The rest is whole, as for a kernel.
+    parts = _explicit_parts([x for x in (*data, *arrays) if x.shape[0] != 1], count)
+    first = [whole_but_first(x, None if x.shape[0] == 1 else parts) for x in data]
+    split, axes = _split(first, count)
+    return jax.vmap(function, (axes, 0))(split, [whole_but_first(x, parts) for x in arrays])
+
+
+def _explicit_parts(arrays: Sequence, count: int) -> Any:
+    """The explicit mesh axes that split the structures: those of the array with most elements that
+    is split into parts of whole structures. None if there is none."""
+    best, found = -1, None
+    for x in arrays:
+        sharding = jax.typeof(x).sharding
+        parts = sharding.spec[0] if sharding.spec else None
+        names = parts if isinstance(parts, tuple) else (parts,)
+        if parts is None or count % math.prod(sharding.mesh.shape[name] for name in names):
+            continue
+        if x.size > best:
+            best, found = x.size, parts
+    return found
 
 
 def _split(data: Sequence, count: int) -> tuple[list, list]:

@@ -5,6 +5,7 @@ of size 1 or B; index arrays have none. Hence one batching rule (_batch.py) serv
 JAX's legacy modules (ad, batching, mlir, xla) are imported here and in _batch.py only.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,9 +45,10 @@ from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
 from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.schedules import Problem, Reference, Schedule
+from sgap_jax.schedules import Problem, Reference, Schedule, ScheduleError
+from sgap_jax.schedules.explain import dense_is_faster
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
-from sgap_jax.schedules.select import default_schedule
+from sgap_jax.schedules.select import default_schedule, keep_chosen
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -264,10 +266,13 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
         )
     if problem.platform == "cuda":
         problem = replace(problem, arch=launch.arch_of_schedules())
+    is_default = schedule is None
     if schedule is None:
         schedule = default_schedule(problem)
         if problem.platform == "cuda" and isinstance(schedule, Reference):
             raise _KernelsFail
+        if problem.platform == "cuda" and math.prod(problem.shape) >= _LARGE:
+            _warn_of_dense(problem)
         if not problem.has_tensor_cores and schedule != default_schedule(
             replace(problem, arch=None)
         ):
@@ -279,7 +284,25 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: no kernel on {problem.platform} obeys {schedule}; "
             f"{names} and Reference() run here"
         )
+    keep_chosen(problem, schedule, is_default)
     return schedule
+
+
+_LARGE = 512 * 512  # elements of a matrix: products with smaller ones take microseconds anyway
+_dense_said: set[str] = set()
+
+
+def _warn_of_dense(problem: Problem) -> None:
+    """Once for each operation, where no schedule is named; `explain` says it each time."""
+    text = dense_is_faster(problem)
+    if text and problem.op not in _dense_said:
+        _dense_said.add(problem.op)
+        warnings.warn(
+            f"sgap_jax: {problem.op} of {list(problem.shape)}, {problem.dtype}, {problem.format}: "
+            f"{text}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 @cache
@@ -369,9 +392,18 @@ def check_scale(op: str, scale: Any) -> jax.Array:
     return scale
 
 
-def check_schedule(op: str, schedule: Any) -> None:
+def check_schedule(op: str, schedule: Any) -> Schedule | None:
+    """The schedule, read if it is text; TypeError or ScheduleError otherwise."""
+    if isinstance(schedule, str):
+        try:
+            return Schedule.parse(schedule)
+        except ScheduleError as error:
+            raise ScheduleError(f"{op}: schedule: {error}") from None
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+        raise TypeError(
+            f"{op}: schedule must be a Schedule, its text or None, got {type(schedule).__name__}"
+        )
+    return schedule
 
 
 def static_of(A: SparseArray) -> dict[str, Any]:

@@ -6,9 +6,10 @@ A primitive states the axes of its data operands and results as einops does:
 
 "_" and dimensions that are not listed are never split: there kernels read along the structure. An
 axis that a result lacks is summed over: the result is, too, with one all-reduce over the devices
-that split it. "(g r)" is a dimension that two axes share, g the outer one. Dimensions of size 1,
-or of another size than their axes have, are shared by all. Index arrays are never split, except
-those of several structures (`each` in _batch.py).
+that split it, or a reduce-scatter where the result is asked for split over them. "(g r)" is a
+dimension that two axes share, g the outer one. Dimensions of size 1, or of another size than their
+axes have, are shared by all. Index arrays are never split, except those of several structures
+(`each` in _batch.py).
 
 From the axes follow the sharding of results under explicit mesh axes (`typed`) and, where XLA
 partitions a program for several devices, a call of JAX's custom_partitioning (`partitioned`): its
@@ -20,7 +21,9 @@ import dataclasses
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -211,8 +214,25 @@ def _devices(ctx: Any, schedule: Any) -> tuple | None:
     if schedule is not None and schedule._host_launches() is not None:
         return None
     # A program is lowered without knowing its devices; the rule needs their number and order alone.
-    devices = module.axis_context.device_assignment or tuple(jax.devices()[:count])
-    return devices if len(devices) == count else None
+    devices = module.axis_context.device_assignment or _stand_ins(count)
+    if len(devices) == count:
+        return devices
+    warnings.warn(
+        f"sgap_jax: a program for {count} devices is compiled by a process that has fewer: its "
+        "operands are gathered. XLA_FLAGS=--xla_force_host_platform_device_count="
+        f"{count} gives it as many",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _stand_ins(count: int) -> tuple:
+    devices = jax.devices()
+    if len(devices) < count and devices[0].platform != "cpu":
+        with suppress(RuntimeError):  # JAX_PLATFORMS may leave the CPU out
+            devices = jax.devices("cpu")
+    return tuple(devices[:count])
 
 
 def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Callable) -> Callable:
@@ -323,21 +343,47 @@ class _Call:
             sum((by_name[a] for a in by_name if all(a not in x for x in array)), ())
             for array in kept
         ]
+        scattered = [
+            self._scattered(x, over, own.spec, parts, names)
+            for x, over, own in zip(results, summed, made, strict=True)
+        ]
+        made = [
+            NamedSharding(mesh, jax.P(*(each.get(i, own) for i, own in enumerate(x.spec))))
+            for x, each in zip(made, scattered, strict=True)
+        ]
 
         def of_part(*operands: Any) -> list:
             with use_abstract_mesh(AbstractMesh((), ())):
                 if any(summed):  # partial sums are rounded once, after the sum over devices
                     operands = tuple(map(_widened, operands))
                 out = self._results(operands, params)
-            pairs = zip(out, summed, results, strict=True)
-            return [
-                jax.lax.psum(x, over).astype(like.dtype)
-                if over and x.size
-                else x.astype(like.dtype)
-                for x, over, like in pairs
-            ]
+            every = zip(out, summed, scattered, results, strict=True)
+            return [_summed(x, over, each).astype(like.dtype) for x, over, each, like in every]
 
         return mesh, of_part, made, tuple(given)
+
+    def _scattered(
+        self,
+        result: Any,
+        summed: tuple[str, ...],
+        spec: jax.P,
+        parts: Sequence[int],
+        names: tuple[str, ...],
+    ) -> dict[int, tuple[str, ...]]:
+        """{dimension: axes} of a result that is summed over axes of the devices and is asked for
+        split over some of them: it is scattered there, and the sum is whole on no device. `spec`
+        has the axes that split it as they do the operands."""
+        ids = np.unravel_index(np.arange(len(self.devices)), parts)
+        left, found = set(summed), {}
+        for dimension, place in enumerate(_places(result, self.devices) if summed else ()):
+            if place is None or spec[dimension] is not None:
+                continue
+            at, pieces = place
+            over = tuple(names[i] for i in _digits(at, pieces, ids, parts) or ())
+            if over and left.issuperset(over):
+                found[dimension] = over
+                left -= set(over)
+        return found
 
     def _local(self, found: Mapping[str, tuple], parts: Sequence[int]) -> dict:
         if self.axes.local is None:
@@ -401,6 +447,16 @@ class _Call:
             if understood == total:
                 break
         return best[1:]
+
+
+def _summed(x: jax.Array, over: tuple[str, ...], scattered: Mapping[int, tuple]) -> jax.Array:
+    """The sum over axes of the devices, of which each keeps the piece that is scattered to it."""
+    if not x.size:
+        return x
+    for dimension, axes in scattered.items():
+        x = jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
+        over = tuple(name for name in over if name not in axes)
+    return jax.lax.psum(x, over) if over else x
 
 
 def _widened(x: Any) -> Any:

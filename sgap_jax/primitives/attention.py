@@ -65,7 +65,7 @@ def sparse_attention(
     is_causal: bool = False,
     key_value_seq_lengths: Any = None,
     return_lse: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> Any:
     """Attention in which query i sees the keys j that `pattern` stores in row i.
 
@@ -119,7 +119,7 @@ def sparse_attention(
     2018, the backward pass from lse after FlashAttention-2 (Dao 2023), sections 3.1 and 3.2.
     """
     op = "sparse_attention"
-    check_schedule(op, schedule)
+    schedule = check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]

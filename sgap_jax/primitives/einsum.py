@@ -50,7 +50,7 @@ def einsum(
     subscripts: str,
     *operands: Any,
     reduction: str = "sum",
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
     fibers: bool = False,
 ) -> Any:
     """Einstein summation over tensors of which one is sparse, or several with the same indices are;
@@ -120,7 +120,7 @@ def einsum(
     Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
     OOPSLA 2020, section 2.
     """
-    check_schedule("einsum", schedule)
+    schedule = check_schedule("einsum", schedule)
     asked = _Asked.of(subscripts, operands, reduction, fibers)
     A, dtype, expression = asked.A, asked.dtype, asked.expression
     inner = None if schedule is None else schedule._inner

@@ -36,6 +36,7 @@ from sgap_jax.primitives.einsum_expression import (
 )
 from sgap_jax.schedules import ScheduleError
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
+from sgap_jax.schedules.select import keep_chosen
 
 # About the least number of tasks that a tensor of few slices is divided into, because slices differ
 # in size. For 104 slices, MTTKRP takes 0.87x the time that it takes with 7 tasks (ranks 16 and 64,
@@ -161,6 +162,7 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: LoopSchedule) ->
     shapes = [x.shape for x in operands[len(expression.words) :]]
     function = function_of(expression, schedule, shapes, dtype)
     (output,) = function.outputs
+    keep_chosen(_described(schedule.expression), schedule, False, lambda: print_c(function))
     call = jax.ffi.ffi_call(
         llvm.TARGET,
         jax.ShapeDtypeStruct(expression.shape(expression.output), output.dtype),
@@ -192,6 +194,7 @@ def cuda_lowering(
     avals = list(ctx.avals_in)
     shapes = [aval.shape for aval in avals[len(expression.words) :]]
     function = function_of(expression, schedule, shapes, out.dtype)
+    keep_chosen(_described(schedule.expression), schedule, False, lambda: print_c(function))
     (output,), (padded,) = function.outputs, padded_sizes(function)
     shape = out.shape if padded == output.size else (padded,)
     result = out.update(dtype=jnp.dtype(output.dtype), shape=shape)

@@ -149,10 +149,23 @@ def bounded(
     """
     count = len(expression.words)
     mended = partial(_mended, expression=expression, run=run, in_order=in_order)
-    look = partial(_hold_natively, expression=expression, in_order=in_order)
-    otherwise = partial(_hold, expression=expression, in_order=in_order)
-    hold = jax.lax.platform_dependent(*operands[count:], cpu=look, default=otherwise)
+    orders = _orders(expression, in_order)
+    hold = levels_hold(operands[count:], expression.format, _sizes(expression), orders)
     return jax.lax.cond(hold, run, mended, *operands)
+
+
+def levels_hold(
+    index_arrays: Sequence, format: Format, sizes: Sequence[int], orders: str
+) -> jax.Array:
+    """Whether index arrays are valid: a bool scalar, found when the program runs.
+
+    `sizes` are those of the stored levels, `orders` the order of each one's coordinates among the
+    children of a node: "<" increasing, "=" non-decreasing, "." any. "t" for the last level of COO:
+    the tuples of all levels' coordinates are non-decreasing.
+    """
+    params: dict = dict(format=format, sizes=tuple(sizes), orders=orders)
+    look, otherwise = partial(_hold_natively, **params), partial(_hold, **params)
+    return jax.lax.platform_dependent(*index_arrays, cpu=look, default=otherwise)
 
 
 def needs_order(function: Function) -> bool:
@@ -165,11 +178,8 @@ def needs_order(function: Function) -> bool:
 
 
 def _orders(expression: Expression, in_order: bool) -> str:
-    """The order that each level's coordinates must have, one character for each level.
-
-    Among the children of a node: "<" increasing, "=" non-decreasing, "." any order. "t": the tuples
-    of all levels' coordinates are non-decreasing.
-    """
+    """The order that each level's coordinates must have, one character for each level, as
+    `levels_hold` reads them."""
     format = expression.format
     if format.is_coordinate:
         return "." * (format.ndim - 1) + ("t" if in_order else ".")
@@ -184,32 +194,31 @@ def _orders(expression: Expression, in_order: bool) -> str:
     )
 
 
-def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
+def _hold_natively(
+    *index_arrays: Any, format: Format, sizes: tuple[int, ...], orders: str
+) -> jax.Array:
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
-    levels = expression.format.levels[: stored_levels(expression.format)]
+    levels = format.levels[: stored_levels(format)]
     call = jax.ffi.ffi_call("sgap_check_levels_v1", jax.ShapeDtypeStruct((), jnp.bool_))
     hold: jax.Array = call(
         *index_arrays,
         kinds="".join(_KINDS[type(level)] for level in levels),
-        orders=_orders(expression, in_order),
-        sizes=np.asarray(_sizes(expression), np.int64),
+        orders=orders,
+        sizes=np.asarray(sizes, np.int64),
     )
     return structure.varying_like(hold, *index_arrays)
 
 
-def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
-    """Whether the index arrays are valid; the same check as cpu/check_levels/check_levels_ffi.cc.
-
-    Returns a bool scalar.
-    """
+def _hold(*index_arrays: Any, format: Format, sizes: tuple[int, ...], orders: str) -> jax.Array:
+    """The same check in plain JAX as that of cpu/check_levels/check_levels_ffi.cc."""
     left, hold = iter(index_arrays), jnp.asarray(True)
-    levels = expression.format.levels[: stored_levels(expression.format)]
-    order, stored_above, used = _orders(expression, in_order), False, jnp.int32(1)
+    levels = format.levels[: stored_levels(format)]
+    stored_above, used = False, jnp.int32(1)
     # Comparison of each tuple of coordinates with the one before, up to the current level.
     falls, equal = jnp.asarray(False), jnp.asarray(True)
     starts = jnp.zeros(0, jnp.bool_)
-    for n, (level, size) in enumerate(zip(levels, _sizes(expression), strict=True)):
+    for n, (level, size) in enumerate(zip(levels, sizes, strict=True)):
         if isinstance(level, Dense):
             used = jnp.int32(size)
             continue
@@ -228,13 +237,13 @@ def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Arr
         counts = positions(indices.shape[0]) < used
         hold &= jnp.all((indices >= 0) & (indices < size) | ~counts)
         below, same = indices[1:] < indices[:-1], indices[1:] == indices[:-1]
-        if order[n] in "<=":
-            fall = below | same if order[n] == "<" else below
+        if orders[n] in "<=":
+            fall = below | same if orders[n] == "<" else below
             hold &= ~jnp.any(fall & counts[1:] & ~starts[1:])
-        if expression.format.is_coordinate:
+        if format.is_coordinate:
             falls |= equal & below
             equal &= same
-        if order[n] == "t":
+        if orders[n] == "t":
             hold &= ~jnp.any(falls & counts[1:])
     return hold
 

@@ -14,7 +14,7 @@ from sgap_jax.schedules import Schedule
 
 
 def gsddmm(
-    A: SparseArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | None = None
+    A: SparseArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | str | None = None
 ) -> SparseArray:
     """Combines the features of the row and the column of each stored entry, and sums over them.
 
@@ -31,7 +31,7 @@ def gsddmm(
       Y: dense [k, d], or [k].
       op: "mul" (an `sddmm`), "add" (with one feature the logits of GAT), "sub", "div" (a product
         with the rounded 1 / Y) or "copy" (X alone; Y is not read).
-      schedule: how to run, as for `sddmm`; None lets `choose_schedule` pick.
+      schedule: how to run, or its text, as for `sddmm`; None lets `choose_schedule` pick.
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y. Sums are
@@ -48,7 +48,7 @@ def gsddmm(
     Source: Sgap, section 2.1 (SDDMM as message passing).
     """
     check_sparse("gsddmm", "A", A)
-    check_schedule("gsddmm", schedule)
+    schedule = check_schedule("gsddmm", schedule)
     check_choice("gsddmm", "op", op, OPS)
     one = jnp.ndim(X) == 1
     X = check_dense("gsddmm", "X", X, (A.shape[0],) if one else (A.shape[0], "d"))

@@ -46,7 +46,7 @@ def gspmm(
     op: str = "mul",
     reduce: str = "sum",
     transpose: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> jax.Array:
     """Messages along the stored entries, reduced over each row.
 
@@ -68,8 +68,8 @@ def gspmm(
         1 / a) or "copy" (X alone; A.values are not read).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
       transpose: pass messages along A^T.
-      schedule: how to run; None lets `choose_schedule` pick. Sums and means run as `spmm` does and
-        take its schedules.
+      schedule: how to run, or its text; None lets `choose_schedule` pick. Sums and means run as
+        `spmm` does and take its schedules.
 
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and X (that of X for "copy").
@@ -88,7 +88,7 @@ def gspmm(
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
     """
     check_sparse("gspmm", "A", A)
-    check_schedule("gspmm", schedule)
+    schedule = check_schedule("gspmm", schedule)
     check_choice("gspmm", "op", op, OPS)
     check_choice("gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "gspmm")

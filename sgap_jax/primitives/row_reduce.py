@@ -34,14 +34,14 @@ from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, S
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
-def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_sum(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """Sum of the stored entries of each row: s[i] = sum over stored (i, j) of A[i, j].
 
     Differentiable to any order in A.values.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
-      schedule: how to run; None lets `choose_schedule` pick.
+      schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
       s [m] in A's dtype, zero for a row without entries. Accumulates in float32 (float64 for
@@ -67,7 +67,7 @@ def _row_sums(A: StoredArray, dtype: np.dtype, wide: np.dtype) -> jax.Array:
 StoredArray._row_sums = _row_sums
 
 
-def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_max(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """Maximum of the stored entries of each row: s[i] = max over stored (i, j) of A[i, j].
 
     Entries that are not stored do not take part (SciPy counts them as zeros). NaN propagates.
@@ -76,7 +76,7 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
-      schedule: how to run; None lets `choose_schedule` pick.
+      schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
       s [m] in A's dtype, -infinity for a row without entries. Exact, hence reproducible.
@@ -90,9 +90,9 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     return _reduce("row_max", row_max_p, A, schedule)
 
 
-def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | None) -> jax.Array:
+def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | str | None) -> jax.Array:
     check_sparse(op, "A", A)
-    check_schedule(op, schedule)
+    schedule = check_schedule(op, schedule)
     nothing = -math.inf if primitive is row_max_p else 0.0
     return _rows(vectors.split_blocks(A), primitive=primitive, nothing=nothing, schedule=schedule)
 

@@ -51,7 +51,7 @@ def sddmm(
     *,
     scale: Any = None,
     weighted: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> SparseArray:
     """Sampled dense-dense matrix product: C = (X Y^T) at the stored entries of A.
 
@@ -69,7 +69,7 @@ def sddmm(
       Y: dense [k, d].
       scale: a scalar factor, or None.
       weighted: multiply each entry by A's value there.
-      schedule: how to run; None lets `choose_schedule` pick.
+      schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y (and A with
@@ -88,7 +88,7 @@ def sddmm(
     `OctetTile`.
     """
     check_sparse("sddmm", "A", A)
-    check_schedule("sddmm", schedule)
+    schedule = check_schedule("sddmm", schedule)
     X = check_dense("sddmm", "X", X, (A.shape[0], "d"))
     Y = check_dense("sddmm", "Y", Y, (A.shape[1], X.shape[1]))
     if not isinstance(weighted, bool | np.bool_):

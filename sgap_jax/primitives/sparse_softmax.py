@@ -38,7 +38,7 @@ from sgap_jax.schedules import Schedule
 
 
 def sparse_softmax(
-    A: SparseArray, *, scale: Any = 1.0, schedule: Schedule | None = None
+    A: SparseArray, *, scale: Any = 1.0, schedule: Schedule | str | None = None
 ) -> SparseArray:
     """Softmax over the stored entries of each row.
 
@@ -53,7 +53,7 @@ def sparse_softmax(
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
       scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
         array multiplies the values first, in A's dtype.
-      schedule: how to run; None lets `choose_schedule` pick.
+      schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
       A SparseArray with A's structure, format and dtype. The maximum is subtracted first; sums are
@@ -68,7 +68,7 @@ def sparse_softmax(
     Source: vectorSparse, section 7.4 (the softmax of the sparse transformer).
     """
     check_sparse("sparse_softmax", "A", A)
-    check_schedule("sparse_softmax", schedule)
+    schedule = check_schedule("sparse_softmax", schedule)
     array = check_scale("sparse_softmax", scale)
     factor, scale = (array, 1.0) if isinstance(scale, jax.Array) else (None, float(scale))
     values = _softmax(split_blocks(A), factor, scale=scale, schedule=schedule)

@@ -39,7 +39,7 @@ def spgemm(
     mask: SparseArray | None = None,
     plan: SparseArray | None = None,
     nse: int | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> SparseArray:
     """Sparse x sparse matrix product: C = A B with a sparse C, or (A B) sampled at a mask.
 
@@ -84,7 +84,7 @@ def spgemm(
     fast algorithms for sparse matrices" (1978); sampling as in Davis, "SuiteSparse:GraphBLAS".
     """
     _check(A, B)
-    check_schedule(_OP, schedule)
+    schedule = check_schedule(_OP, schedule)
     if schedule is not None and not isinstance(schedule, Reference):
         raise NotImplementedError(f"{_OP}: expected schedule=Reference() or None, got {schedule}")
     given = {name: x for name, x in (("mask", mask), ("plan", plan), ("nse", nse)) if x is not None}

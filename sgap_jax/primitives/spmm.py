@@ -69,7 +69,7 @@ _FOLD_COLUMNS = 16
 
 
 def spmm(
-    A: SparseArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
+    A: SparseArray, B: Any, *, transpose: bool = False, schedule: Schedule | str | None = None
 ) -> jax.Array:
     """Sparse x dense matrix product: C = A B, or C = A^T B with `transpose`.
 
@@ -86,7 +86,7 @@ def spmm(
         differentiable, but slower, and with an array of nnz x n.
       B: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       transpose: multiply by A^T.
-      schedule: how to run; None lets `choose_schedule` pick.
+      schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and B. Sums are carried in
@@ -106,7 +106,7 @@ def spmm(
     `OctetTile`.
     """
     check_sparse("spmm", "A", A)
-    check_schedule("spmm", schedule)
+    schedule = check_schedule("spmm", schedule)
     transpose = check_flag(transpose, "transpose", "spmm")
     rows = A.shape[0] if transpose else A.shape[1]
     B = check_dense("spmm", "B", B, (rows, "n"))
@@ -134,7 +134,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
 
 
 def spmv(
-    A: SparseArray, x: Any, *, transpose: bool = False, schedule: Schedule | None = None
+    A: SparseArray, x: Any, *, transpose: bool = False, schedule: Schedule | str | None = None
 ) -> jax.Array:
     """Sparse x dense vector product: y = A x, or y = A^T x with `transpose`.
 
@@ -151,7 +151,7 @@ def spmv(
       y [m] ([k] with `transpose`).
     """
     check_sparse("spmv", "A", A)
-    check_schedule("spmv", schedule)
+    schedule = check_schedule("spmv", schedule)
     transpose = check_flag(transpose, "transpose", "spmv")
     x = check_dense("spmv", "x", x, (A.shape[0] if transpose else A.shape[1],))
     return _spmv(A, x, transpose=transpose, schedule=schedule)

@@ -2,16 +2,16 @@
 the CPU's kernel that computes an indexer's scores and selects from them while they are in the
 cache."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats.structure import positions, segment_of_entry, varying_like, whole
+from sgap_jax.formats.structure import positions, segment_of_entry, whole
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.top_k import select_plan, write_plan
+from sgap_jax.primitives._batch import mapped_first
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -152,19 +152,67 @@ top_k_p = define(
 )
 
 
+# q [B, m, h, d], keys [B, n, d], weights [B, m, h] of one dtype, limits [B, m] int32 -> offsets
+# [B, m + 1], indices [B, m k].
+
+
+def _indexer_eval(q: Any, keys: Any, weights: Any, limits: Any, *, k: int, schedule: None) -> list:
+    batch, m = limits.shape
+    assert q.shape[:2] == weights.shape[:2] == (batch, m) and keys.shape[0] == batch
+    assert 0 <= k <= keys.shape[1]
+    return [out_aval(q, (batch, size), limits.dtype) for size in (m + 1, m * k)]
+
+
+def _indexer_reference(
+    q: Any, keys: Any, weights: Any, limits: Any, *, k: int, schedule: None
+) -> list:
+    wide = dict(preferred_element_type=accumulator(q.dtype))
+    products = jax.nn.relu(jnp.einsum("bthd,bsd->bths", q, keys, **wide))
+    scores = jnp.einsum("bth,bths->bts", weights, products, **wide)
+    return _reference(scores, limits, k=k, schedule=None)[1:]
+
+
+def _indexer_cpu(ctx: Any, *operands: Any, k: int, schedule: None) -> Any:
+    q = ctx.avals_in[0]
+    deep = q.dtype == jnp.bfloat16 and q.shape[-1] >= _LEAST_OCTET_DEPTH
+    octets = this_machine().matrix_tiles and deep
+    target = "sgap_top_k_indexer_octet_v1" if octets else "sgap_top_k_indexer_v1"
+    return ffi_lowering(target, ctx, operands, k=np.int64(k))
+
+
+def _indexer_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    return bind(top_k_of_indexer_p, *primals, **params), None
+
+
+def _indexer_batch(args: Any, dims: Any, **params: Any) -> Any:
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    every = [mapped_first(a, d, size) for a, d in zip(args, dims, strict=True)]
+    return batch_rule(top_k_of_indexer_p, 4, every, (0,) * 4, **params)
+
+
+top_k_of_indexer_p = define(
+    "top_k_of_indexer",
+    data=4,
+    axes="b, b, b, b -> b, b",
+    abstract_eval=_indexer_eval,
+    reference=_indexer_reference,
+    cpu=_indexer_cpu,
+    jvp=_indexer_jvp,
+    transpose=None,
+    batch=_indexer_batch,
+    multiple_results=True,
+)
+
+
 def top_k_of_indexer(q: Any, keys: Any, weights: Any, limits: Any, *, k: int) -> tuple[Any, Any]:
     """(offsets [m + 1], indices [m k]): as `top_k_p`, of the scores
 
         I[t, s] = sum over h of weights[t, h] relu(q[t, h] . keys[s])
 
     of q [m, h, d], keys [n, d] and weights [m, h] of one dtype, summed in accumulators, and limits
-    [m] int32. On the CPU only: a row's scores are gone when it is selected. k is in 0 .. n.
-    Products of bfloat16 are those of matrix tiles where the machine has them."""
-    (m, _, d), int32 = q.shape, partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    octets = this_machine().matrix_tiles and q.dtype == jnp.bfloat16 and d >= _LEAST_OCTET_DEPTH
-    target = "sgap_top_k_indexer_octet_v1" if octets else "sgap_top_k_indexer_v1"
-    results = int32((m + 1,)), int32((m * k,))
-    call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
-    operands = (q, keys, weights, limits)
-    offsets, indices = call(*operands, k=np.int64(k))
-    return varying_like(offsets, *operands), varying_like(indices, *operands)
+    [m] int32. On the CPU a row's scores are gone when it is selected; elsewhere [m, h, n] of them
+    are held. k is in 0 .. n. Products of bfloat16 are those of matrix tiles where the machine has
+    them. Without a derivative."""
+    operands = (x[None] for x in (q, keys, weights, limits))
+    offsets, indices = bind(top_k_of_indexer_p, *operands, k=k, schedule=None)
+    return jnp.squeeze(offsets, 0), jnp.squeeze(indices, 0)

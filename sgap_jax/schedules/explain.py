@@ -171,14 +171,21 @@ def notes(schedule: Schedule, problem: Problem) -> list[str]:
             f"skew:  rows of about {rows.mean:g} entries, deviation {rows.deviation:g}, the "
             f"longest {rows.longest}: {share}"
         )
-    size, most = math.prod(problem.shape), _most_stored(problem)
-    if most is not None and problem.nnz > most * size > 0:
-        lines.append(
-            f"dense: {problem.nnz / size:.2g} of the matrix is stored: a dense product "
-            f"(A.todense() @ B) is likely faster; sparse ones were published as faster from "
-            f"{1 - most:.0%} of zeros on (vectorSparse, sections 3.1 and 7)"
-        )
+    if dense := dense_is_faster(problem):
+        lines.append(f"dense: {dense}")
     return lines
+
+
+def dense_is_faster(problem: Problem) -> str:
+    """A sentence, where a dense product on CUDA is expected to be faster; else empty."""
+    size, most = math.prod(problem.shape), _most_stored(problem)
+    if most is None or not problem.nnz > most * size > 0:
+        return ""
+    return (
+        f"{problem.nnz / size:.2g} of the matrix is stored: a dense product (A.todense() @ B) is "
+        f"likely faster; sparse ones were published as faster from {1 - most:.0%} of zeros on "
+        "(vectorSparse, sections 3.1 and 7)"
+    )
 
 
 def _most_stored(problem: Problem) -> float | None:

@@ -129,8 +129,10 @@ def _sizes(problem: Problem) -> str:
     text = f"{problem.op} of [{m}, {k}], {problem.format}, {problem.dtype}, {problem.nnz} entries"
     if problem.symbolic:
         return text
-    text += f" ({problem.nnz / max(m, 1):.3g} for each row, {problem.nnz / max(k, 1):.3g} for each "
-    text += f"column), n = {problem.n}"
+    text += f" ({problem.nnz / max(m, 1):.3g} for each row"
+    if k:  # operations on rows alone do not have it
+        text += f", {problem.nnz / k:.3g} for each column"
+    text += f"), n = {problem.n}"
     if problem.op == "spmm" and (size := BYTES.get(problem.dtype)):
         text += f", B of {k * problem.n * size} bytes"
     return text + (f", batch of {problem.batch}" if problem.batch != 1 else "")
@@ -523,3 +525,28 @@ def choosing(choose: Callable[[Problem], Schedule]) -> Iterator[None]:
         yield
     finally:
         _chooser.reset(token)
+
+
+_Chosen = dict[tuple[Any, Any, bool], str | None]
+_chosen: ContextVar[_Chosen | None] = ContextVar("chosen", default=None)
+
+
+@contextmanager
+def chosen() -> Iterator[_Chosen]:
+    """A context that keeps which calls are lowered in it, each once, in the order in which they
+    come: (its Problem, or what it computes as text; its schedule; whether that is the default) ->
+    its loops as text, None for those of `Schedule.explain`."""
+    found: _Chosen = {}
+    token = _chosen.set(found)
+    try:
+        yield found
+    finally:
+        _chosen.reset(token)
+
+
+def keep_chosen(
+    call: Any, schedule: Any, is_default: bool, loops: Callable[[], str] | None = None
+) -> None:
+    """Says to `chosen` that a call is lowered with a schedule."""
+    if (found := _chosen.get()) is not None:
+        found.setdefault((call, schedule, is_default), loops() if loops else None)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.primitives._define import accumulator, check_schedule
 from sgap_jax.primitives.top_k import bind_top_k, keys_of, scores_at
 from sgap_jax.schedules import Schedule
@@ -24,6 +24,7 @@ from sgap_jax.select.scores import (
     bands,
     checked_per_row,
     checked_scores,
+    in_auto_axes,
     over_tiles,
 )
 
@@ -35,9 +36,9 @@ def top_k(
     causal: bool = False,
     lengths: ArrayLike | None = None,
     keep: ArrayLike | SparseArray | Callable | None = None,
-    format: Format = CSR,
+    format: Format | str = CSR,
     shape: tuple[int, int] | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> SparseArray:
     """The k greatest scores of each row, as a sparse array with the scores as its values:
 
@@ -83,7 +84,8 @@ def top_k(
     and a search over these finds the k-th. In time O(m n).
     """
     what = "select.top_k"
-    check_schedule(what, schedule)
+    schedule = check_schedule(what, schedule)
+    format = as_format(format, what)
     given, grid, shape = checked_scores(
         what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
     )
@@ -109,9 +111,9 @@ def top_p(
     causal: bool = False,
     lengths: ArrayLike | None = None,
     keep: ArrayLike | SparseArray | Callable | None = None,
-    format: Format = CSR,
+    format: Format | str = CSR,
     shape: tuple[int, int] | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> SparseArray:
     """The most probable columns of each row that together have probability p (its nucleus), at most
     `most` of them, as a sparse array with the scores as its values:
@@ -142,7 +144,8 @@ def top_p(
     bisection over what that selects.
     """
     what = "select.top_p"
-    check_schedule(what, schedule)
+    schedule = check_schedule(what, schedule)
+    format = as_format(format, what)
     given, grid, shape = checked_scores(
         what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
     )
@@ -199,8 +202,8 @@ def _top_p(
 
 
 _STATIC = ("what", "grid", "k", "causal", "shape", "format", "schedule")
-_jitted_top_k = jax.jit(_top_k, static_argnames=_STATIC, inline=True)
-_jitted_top_p = jax.jit(_top_p, static_argnames=_STATIC, inline=True)
+_jitted_top_k = in_auto_axes(jax.jit(_top_k, static_argnames=_STATIC, inline=True))
+_jitted_top_p = in_auto_axes(jax.jit(_top_p, static_argnames=_STATIC, inline=True))
 
 
 class _Found(NamedTuple):

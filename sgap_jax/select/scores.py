@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -176,6 +177,23 @@ def as_array(
     return SparseArray(values=values, **fields, shape=shape, format=format)
 
 
+def in_auto_axes(function: Callable) -> Callable:
+    """The function of pytrees of arrays, and of static keywords, whose explicit mesh axes are
+    automatic while it runs: JAX would want the sharding of every gather and scatter stated. Under
+    `vmap` the results are split as the mapped axis is, otherwise not at all."""
+
+    def run(*operands: Any, **static: Any) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = tuple(name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit)
+        if not axes:
+            return function(*operands, **static)
+        bound = partial(function, **static)
+        return jax.sharding.auto_axes(bound, axes=axes, out_sharding=jax.P())(*operands)
+
+    return run
+
+
 def checked_per_row(what: str, name: str, number: Any, m: int) -> jax.Array:
     """A real number, or one for each row, as [m]."""
     number = as_numbers(what, name, number)
@@ -212,7 +230,7 @@ def _checked_shape(
     what: str, shape: Any, grid: tuple[int, ...] | None, format: Format
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """(the grid, the shape of an array whose entries, vectors or blocks are those of the grid)."""
-    stored = format.levels[:2] == CSR.levels if isinstance(format, Format) else False
+    stored = format.levels[:2] == CSR.levels
     if not stored or format.order is not None or format.dense_modes or len(format.levels) > 4:
         raise ValueError(f"{what}: format must be CSR, CVS(V) or BCSR(r, c), got {format}")
     expected, most = "expected (m, n)", shape

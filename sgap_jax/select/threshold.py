@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.top_k import keys_of
 from sgap_jax.select.scores import (
@@ -21,6 +21,7 @@ from sgap_jax.select.scores import (
     checked_per_row,
     checked_scores,
     function_at_entries,
+    in_auto_axes,
     over_tiles,
 )
 
@@ -35,7 +36,7 @@ def threshold(
     causal: bool = False,
     lengths: ArrayLike | None = None,
     keep: ArrayLike | SparseArray | Callable | None = None,
-    format: Format = CSR,
+    format: Format | str = CSR,
     shape: tuple[int, int] | None = None,
 ) -> SparseArray:
     """All scores of at least a threshold, as a sparse array with the scores as its values:
@@ -67,6 +68,7 @@ def threshold(
     attention by thresholds. One pass over the scores leaves one bit for each; in plain JAX.
     """
     what = "select.threshold"
+    format = as_format(format, what)
     given, grid, shape = checked_scores(
         what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
     )
@@ -113,7 +115,7 @@ def _threshold(
 
 
 _STATIC = ("grid", "nse", "causal", "shape", "format")
-_jitted_threshold = jax.jit(_threshold, static_argnames=_STATIC, inline=True)
+_jitted_threshold = in_auto_axes(jax.jit(_threshold, static_argnames=_STATIC, inline=True))
 
 
 def _packed(bits: jax.Array, n: int) -> jax.Array:

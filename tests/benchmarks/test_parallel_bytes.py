@@ -23,9 +23,23 @@ def test_counts_of_a_path_and_of_a_star_in_four_parts():
 
 
 def test_the_best_replication_of_cagnet():
-    assert parallel_bytes.cagnet(64, 2) == (32, 1)  # an all-gather
-    assert parallel_bytes.cagnet(64, 4) == (48, 1)
-    assert parallel_bytes.cagnet(64, 16) == (36, 2)  # 3.5 block rows of 8, and 1 of the all-reduce
+    """Against the stages of gcn_distr_15d.py of its authors, in loops over devices: each receives
+    the blocks that a column of the grid works on from who has them, and sums over its row."""
+    for parts in (2, 4, 16, 36):
+        k, sums = 4 * 36, {}
+        for c in range(1, parts + 1):
+            stages, left = divmod(parts, c * c)
+            if left:
+                continue
+            block, received = k * c // parts, 0
+            for rank in range(parts):
+                column = rank % c
+                for i in range(stages):
+                    source = (column * stages + i) * c + column
+                    received += block * (source != rank)
+            sums[c] = received / parts + 2 * (c - 1) / c * block
+        best = min(sums, key=sums.get)
+        assert parallel_bytes.cagnet(k, parts) == (round(sums[best]), best)
 
 
 def test_table_and_picture(tmp_path, monkeypatch):

@@ -60,7 +60,11 @@ def test_coordinates_of_any_rank():
         (ValueError, "expected 3 names", ("ij,j->i", {}, "A x 2")),
         (ValueError, "a name of its own", ("ij,j->i", {}, "A A y")),
         (ValueError, "no operand 'X'; there are A, B, C", ("ij,j->i", {"X": CSR})),
-        (ValueError, "expected a Format such as CSR for A, got 'csr'", ("ij->i", {"A": "csr"})),
+        (
+            ValueError,
+            "format: expected a Format or its text",
+            ("ij->i", {"A": "CRS"}),
+        ),
         (ValueError, "CSR is for 2 indices, got 3 in A(i,j,k)", ("ijk,k->ij", {"A": CSR})),
         (ValueError, "no factor has the index k", ("ij->ik",)),
         (ValueError, "reduction: expected one of +, max, min", ("ij,j->i", {}, None, "mean")),

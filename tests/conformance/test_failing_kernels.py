@@ -1,6 +1,7 @@
 """Kernels that are known to fail on the GPU: the list in the cache folder, what is chosen in their
 place, and the warning."""
 
+import concurrent.futures
 import json
 import os
 import warnings
@@ -155,6 +156,32 @@ def test_entries_hold_for_one_gpu_driver_and_version(tmp_path):
     assert set(failures.matching(found, [HERE, other])) == {"spmm octet", "sddmm octet"}
     failures.record(tmp_path, HERE, {"spmm octet": ""})  # it works again
     assert [entry["family"] for entry in failures.entries(tmp_path)] == ["sddmm octet"]
+
+
+def test_doctors_of_several_gpus_keep_what_all_have_found(tmp_path):
+    """Each reads the list and writes it again at the same time."""
+
+    def doctor(gpu):
+        for i in range(10):
+            failures.record(tmp_path, failures.place(f"GPU {gpu}", (13, 0)), {f"{i}": "wrong"})
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(doctor, range(4)))
+    found = {(entry["device"], entry["family"]) for entry in failures.entries(tmp_path)}
+    assert found == {(f"GPU {gpu}", f"{i}") for gpu in range(4) for i in range(10)}
+
+
+def test_a_list_whose_lock_cannot_be_had_is_written_all_the_same(tmp_path, monkeypatch):
+    """Another process holds it for long, or the file system has none."""
+    monkeypatch.setattr(failures, "_WAIT", 3)
+    for error in (BlockingIOError, OSError):
+
+        def refuse(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(failures.fcntl, "flock", refuse)
+        failures.record(tmp_path, HERE, {error.__name__: "wrong"})
+    assert len(failures.entries(tmp_path)) == 2
 
 
 DAMAGED = ["", "{", "3", '[3, {"device": 1}]', "[[]]", '{"a": "b"}', "[" * 200_000]

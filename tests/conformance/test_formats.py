@@ -22,8 +22,16 @@ from sgap_jax import (
     Compressed,
     Dense,
     Format,
+    Reference,
+    ScheduleError,
     Singleton,
     SparseArray,
+    cluster_rows,
+    fill_in,
+    masks,
+    select,
+    spmm,
+    tril,
 )
 
 cases = pytest.mark.parametrize("case", BATTERY.values(), ids=list(BATTERY))
@@ -146,6 +154,31 @@ def test_formats_are_values(format, text):
 def test_what_is_no_text_of_a_format_is_refused(text):
     with pytest.raises(ValueError, match="expected"):
         Format.parse(text)
+
+
+def test_what_a_format_or_a_schedule_prints_stands_for_it():
+    same = lambda *trees: jax.tree.map(np.testing.assert_array_equal, *trees)  # noqa: E731
+    dense = np.arange(48.0).reshape(8, 6) % 4
+    entries, B = SparseArray.from_dense(dense), np.eye(6)
+    for text in ("CSR", "csr", "CSC", "coo", "CVS(4)", "BCSR(4, 2)"):
+        format = Format.parse(text.upper())
+        A = SparseArray.from_dense(dense, format=format)
+        same(SparseArray.from_dense(dense, format=text), A)
+        same(entries.asformat(text), A)
+        same(tril(A, format=text), tril(A, format=format))
+        if format == CSR or format.block_shape:
+            given = A.values, *A.index_arrays[1]
+            same(SparseArray.from_arrays(*given, shape=A.shape, format=text), A)
+        if format.vector_length:
+            same(select.top_k(B, 2, format=text), select.top_k(B, 2, format=format))
+            same(masks.band(8, 4, format=text), masks.band(8, 4, format=format))
+            assert fill_in(A, text) == fill_in(A, format)
+            same(cluster_rows(A, text), cluster_rows(A, format))
+    same(spmm(entries, B, schedule="Reference()"), spmm(entries, B, schedule=Reference()))
+    with pytest.raises(ScheduleError, match="spmm: schedule: 'fast' is not a schedule"):
+        spmm(entries, B, schedule="fast")
+    with pytest.raises(ValueError, match="asformat: format: expected a Format or its text"):
+        entries.asformat("dia")
 
 
 def test_spelling_of_formats():

@@ -3,6 +3,7 @@ cost in programs, and what is chosen by them on CUDA."""
 
 import dataclasses
 import pickle
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from sgap_jax import (
     spmm,
 )
 from sgap_jax.formats.row_statistics import of_offsets
+from sgap_jax.primitives import _define
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
 
@@ -261,6 +263,26 @@ def test_explanations_say_when_dense_would_be_faster(op, dtype, format, stored, 
     assert ("dense: " in choose_schedule(problem).explain(problem)) == faster
     empty = Problem(op, (0, 1000), 0, platform="cuda", **about)
     assert "dense: " not in choose_schedule(empty).explain(empty)
+
+
+def test_a_warning_says_once_when_dense_would_be_faster():
+    """Of a large matrix, lowered for a GPU without a schedule."""
+    lower = lambda A, **named: jax.jit(lambda A, B: spmm(A, B, **named)).lower(
+        A, jnp.ones((A.shape[1], 4), jnp.float32)
+    )
+    fake = lambda schedule=None: Emulated(lambda *_: [], schedule)
+    full, small = (SparseArray.from_dense(np.ones((n, n), np.float32)) for n in (512, 64))
+    _define._dense_said.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower(small, schedule=fake())
+        lower(full, schedule=fake(AtomicParallelism(row=1, col=4)))
+        lower(full)  # on the CPU
+    with pytest.warns(RuntimeWarning, match="spmm of .512, 512., float32, CSR: 1 of the matrix"):
+        lower(full, schedule=fake())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower(full, schedule=fake())
 
 
 @pytest.mark.parametrize("rows", [3, "skewed", (1, 2, 3)])

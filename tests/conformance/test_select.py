@@ -5,6 +5,7 @@ import itertools
 import pickle
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,7 +31,12 @@ from sgap_jax import (
     SubwarpTile,
     WarpTile,
     choose_schedule,
+    einsum,
+    explain,
     explain_choice,
+    random,
+    sparse_softmax,
+    spmm,
 )
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.spmm import launch_plan
@@ -304,6 +310,35 @@ def test_a_choice_is_explained_by_its_rule_and_what_that_reads():
     assert "rule:    B is near, or its rows are used too seldom" in plain
     with pytest.raises(NotImplementedError, match="no kernel for dtype int32"):
         explain_choice(dataclasses.replace(wide, dtype="int32"))
+
+
+def test_each_call_of_a_function_is_explained():
+    A, X = random((256, 32), density=0.25), jnp.ones((32, 8), jnp.float32)
+    text = explain(spmm, A, X)
+    lines = text.splitlines()
+    choice = explain_choice(Problem("spmm", (256, 32), 2048, n=8)).splitlines()
+    assert lines[:2] == [f"spmm: {choice[0]}", choice[1]] and lines[4:] == choice[2:]
+    # 2048 values and columns, 257 offsets, B [32, 8] and C [256, 8], of 4 bytes each
+    assert lines[2].startswith(f"bytes:   {4 * (2 * 2048 + 257 + 288 * 8):,} ")
+    assert "CpuTile(columns=0, nonzeros=1024)" in lines[3] and "tune" in lines[3]
+    named = explain(spmm, A, X, schedule="CpuTile(nonzeros=2048)").splitlines()
+    assert named[0] == "spmm: CpuTile(columns=0, nonzeros=2048)"
+    assert named[1] == f"rule:    the call names it; the default is {choice[0]}"
+
+    def loss(values, X):
+        B = A.with_values(values)
+        return jnp.sum(sparse_softmax(B).values ** 2) + jnp.sum(spmm(B, X) ** 2)
+
+    told = explain(jax.grad(loss, (0, 1)), A.values, X, platform="cuda").split("\n\n")
+    of_ops = sorted(call.partition(":")[0] for call in told)
+    assert set(of_ops) == {"sddmm", "sparse_softmax", "spmm"} and of_ops.count("spmm") == 2
+    assert all("grid:" in call for call in told if call.startswith("spmm"))
+    tensor = random((8, 6), density=0.5).asformat("coo")
+    told = explain(einsum, "ij,jr,jr->ir", tensor, X[:6], X[:6])
+    assert told.startswith("D(i,r) += A(i,j) * B(j,r) * C(j,r)") and "CPUThread" in told
+    assert explain(spmm, A.astype(int), X.astype(int)).startswith("spmm: no call with a schedule")
+    with pytest.raises(ValueError, match='platform must be "cpu" or "cuda", got \'tpu\''):
+        explain(spmm, A, X, platform="tpu")
 
 
 def test_a_choice_depends_on_the_machine_as_it_says():

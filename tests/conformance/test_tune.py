@@ -19,7 +19,9 @@ from sgap_jax import (
     CSR,
     CVS,
     AtomicParallelism,
+    AttentionTile,
     CpuTile,
+    OctetTile,
     Problem,
     Reference,
     RowStatistics,
@@ -443,6 +445,16 @@ def test_points_that_split_nonzeros_are_candidates():
     assert choose_schedule(rows).nnz and candidate_schedules(rows)[0] == choose_schedule(rows)
     assert split(candidate_schedules(rows)) == {1, 4, 8, 32}
     assert split(candidate_schedules(rows, deterministic=True)) == set()
+    # Pieces of rows only where rows are skewed, of each kind of kernel.
+    pieces = lambda found: {type(x) for x in found if getattr(x, "chunk", None)}
+    assert pieces(candidate_schedules(problem)) == set()
+    for about, kinds in (
+        ({}, {AtomicParallelism}),
+        (dict(dtype="float16", format="CVS(8)"), {OctetTile}),
+        (dict(op="attention", n=64, dtype="float16", format="CVS(8)"), {AttentionTile}),
+    ):
+        found = candidate_schedules(dataclasses.replace(rows, **about), deterministic=True)
+        assert pieces(found) == kinds and len(found) <= 60
 
 
 def test_no_program_is_a_candidate_twice():

@@ -61,7 +61,7 @@ STRUCTURE = [
     (dict(shape=(0, 4)), ["row_offsets", "[1]", "[4]"]),
     (dict(shape=(3, 0)), ["column_indices[0]", "size 0"]),
     (dict(format=COO), ["format", "CSR, CSC, CVS(V) or BCSR(r, c)", "from_coordinates"]),
-    (dict(format="CSR"), ["format", "'CSR'"]),
+    (dict(format="dia"), ["format", "'dia'"]),
     (dict(format=CSC, shape=(4, 3), offsets=OFFSETS[:-1]), ["column_offsets", "[4]"]),
     (dict(format=CSC, shape=(4, 3), indices=changed(INDICES, 1, 4)), ["row_indices[1]", "0 .. 3"]),
 ]

@@ -26,6 +26,9 @@ def A():
     "options, message",
     [
         (dict(axis="y"), r"axis: expected one of \['x'\], got 'y'"),
+        (dict(second="y"), r"second: expected one of \[\] or None, got 'y'"),
+        (dict(second=1), r"second: expected one of \[\] or None, got 1"),
+        (dict(second="x"), "'x' has the parts already; expected another axis"),
         (dict(rows="odd"), "rows: expected 'balanced', 'even' or 2 numbers of rows"),
         (dict(rows=[1, 2, 3]), "2 numbers of rows"),
         (dict(rows=[1.0, 5.0]), "2 numbers of rows"),
@@ -64,6 +67,8 @@ def test_products(A, mesh):
         P @ jnp.ones((2, 4, 2))
     with pytest.raises(ValueError, match="of own columns"):
         P.with_values((jnp.ones(3), P.values[1]))
+    with pytest.raises(ValueError, match=r"no second axis; .* second=...\) names one"):
+        P.choose(2)
     with pytest.raises(ValueError, match="of foreign columns"):
         P.with_values((P.values[0], jnp.ones(3)))
 
@@ -100,7 +105,7 @@ def test_other_operations(A, mesh):
     with pytest.raises(ValueError, match="scale must be a real scalar"):
         parallel.sparse_softmax(P, scale=jnp.ones(2))
     with pytest.raises(TypeError, match="schedule must be"):
-        parallel.row_sum(P, schedule="fast")
+        parallel.row_sum(P, schedule=3)
     with pytest.raises(ValueError, match=r"from_parts: expected \[2, 3, ...\], got \[3, 2\]"):
         P.from_parts(jnp.ones((3, 2)))
 

@@ -12,28 +12,12 @@ from sgap_jax import SparseArray, parallel, sparse_attention, spmm
 RNG = np.random.default_rng(0)
 D = np.where(RNG.random((15, 15)) < 0.2, RNG.standard_normal((15, 15)), 0)
 WHOLE = SparseArray.from_dense(D)
-MASK = jnp.asarray(D != 0)
 
 
 @pytest.fixture(scope="module")
 def A():
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     return parallel.partition(WHOLE, mesh, "x")
-
-
-def as_dense(A, values):
-    """Values of the parts at their entries; padding, which no row has, is left out."""
-    return A.with_values(values) @ jnp.eye(15)
-
-
-@pytest.mark.parametrize("transpose", [False, True])
-def test_gradients(A, transpose):
-    B = normal(15, 3)
-    loss = lambda v, B: jnp.sum(jnp.sin(parallel.spmm(A.with_values(v), B, transpose=transpose)))
-    twin = lambda W, B: jnp.sum(jnp.sin((W.T if transpose else W) @ B))
-    values, dB = jax.jit(jax.grad(loss, (0, 1)))(A.values, B)
-    expected = jax.grad(twin, (0, 1))(jnp.asarray(D), B)
-    close((as_dense(A, values), dB), (jnp.where(MASK, expected[0], 0), expected[1]))
 
 
 def test_second_derivatives_and_scan(A):
@@ -60,6 +44,29 @@ def test_explicit_axes():
         rows = A.to_parts(B, transpose=True)
         back = parallel.spmm(A, jax.sharding.reshard(rows, jax.P()), transpose=True)
         close(A.from_parts(back, transpose=True), spmm(WHOLE, B, transpose=True))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_columns_over_another_axis(kind):
+    """Of an array with a value, and under explicit axes, columns stay where they are; a second axis
+    divides others, padded, too. One part: what travels is in test_parts_of_eight.py."""
+    B = normal(15, 4 if kind == AxisType.Auto else 3)
+    expected = jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B)
+    mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(kind,) * 2)
+    over = jax.P("x", None, "y")
+    with jax.set_mesh(mesh):
+        if kind == AxisType.Auto:
+            A = parallel.partition(WHOLE, mesh, "x")
+            X = jax.device_put(A.to_parts(B), jax.NamedSharding(mesh, over))
+            C = A @ X
+            assert C.sharding.spec == over
+            close(C[0], spmm(WHOLE, B))
+            return
+        A = parallel.partition(WHOLE, mesh, "x", second="y")
+        loss = lambda X: jnp.sum(jnp.sin(A @ X))
+        gradient = A.from_parts(jax.jit(jax.grad(loss))(A.to_parts(B)))
+        assert jax.typeof(A @ jnp.ones((1, 15, 4))).sharding.spec == over
+    close(gradient, expected)
 
 
 def test_second_derivatives_of_attention(A):

@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 from parts_calls import ATTENTION, SIZES, cases, cuts_of
 
+# Their sums have the order of the parts, or of the devices that divide the features.
+SUMMED_OVER_PARTS = (
+    *("spmm", "spmm, transposed", "spmm of a column, both ways", "gspmm, copy, sum"),
+    *("gspmm, transposed, sub, mean", "gspmm, transposed, mul, sum"),
+    *("sddmm, weighted", "scores, softmax, sum"),
+)
 SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
 
 
@@ -36,7 +42,22 @@ def test_values_and_gradients(case, rows):
     assert [row["cut"] for row in mine] == list(cuts_of(case))
     for row in mine:
         assert row["difference"] < 1e-12, row
-        assert row["covered"][1] == (row["cut"] not in ("vectors", "blocks"))
+        # A sum of single entries may run by the schedule of a part.
+        scheduled = row["cut"] == "blocks" and case == "gspmm, add, sum"
+        if case not in SUMMED_OVER_PARTS and row["cut"] != "reordered" and not scheduled:
+            assert row["same"], row  # the bits of one device
+        if row["cut"] != "second axis":
+            assert row["covered"][1] == (row["cut"] not in ("vectors", "blocks"))
+            continue
+        alone, covered, shared, rows = row["rows"]
+        assert row["costs"] == {  # in bytes: not used, columns, copies
+            "1": [alone * 8, alone * 8, (shared + 2 * -(-rows // 2)) * 8],
+            "19": [covered * 19 * 8, covered * 10 * 8, (shared * 19 + 2 * -(-rows * 19 // 2)) * 8],
+        }
+        sent = (shape.split(",") for shape, how in row["sent"] if how != "all-reduce")
+        widths = {shape[-1] for shape in sent if len(shape) > 1}  # of rows, not of values
+        if case == "spmm":  # ten columns on each device; twenty where the result is put together
+            assert widths == {"10", "20"} and row["costs"]["1"][2] < row["costs"]["1"][1]
 
 
 @pytest.mark.tier("test")

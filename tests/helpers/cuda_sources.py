@@ -76,10 +76,16 @@ def resources_of(sources, arch):
 
 def _reports(source, arch):
     options = (*INCLUDE, "--ptxas-options=-v")
-    log = cached(
-        ("ptxas", *_depends_on(source, arch), *options),
-        lambda: nvrtc._compile(source, arch, options, "CUBIN")[1],
+    return reports(
+        cached(
+            ("ptxas", *_depends_on(source, arch), *options),
+            lambda: nvrtc._compile(source, arch, options, "CUBIN")[1],
+        )
     )
+
+
+def reports(log):
+    """{mangled name: `resources`} that ptxas has said."""
     kernel = (
         r"entry function '(\w+)'.*\n.*properties for \1\n"
         r".* (\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
@@ -160,10 +166,11 @@ def machine_code(source, arch):
     """The `MachineCode` of the one kernel of a source, with the lines that it comes from."""
     options = (*INCLUDE, "--generate-line-info")
     parts = ("nvdisasm", *_depends_on(source, arch), *options)
-    return parse_sass(cached(parts, lambda: _disassembled(source, arch, options)))
+    return parse_sass(cached(parts, lambda: disassembled(source, arch, options)))
 
 
-def _disassembled(source, arch, options):
+def disassembled(source, arch, options):
+    """The machine code of a source, as nvdisasm prints it."""
     code, _ = nvrtc._compile(source, arch, options, "CUBIN")
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "kernel.cubin")

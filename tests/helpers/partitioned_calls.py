@@ -48,6 +48,7 @@ class Case(NamedTuple):
     split: bool = True  # whether the result is
     kinds: tuple = ("Auto", "Explicit")  # of mesh axes
     mesh: tuple = (4, 2)  # x, y
+    out: P | None = None  # how the value is asked for; as it comes
 
 
 def cases():
@@ -69,6 +70,13 @@ def cases():
     def own_patterns(q, k, v, scores):
         chosen = jax.vmap(lambda s: select.top_k(s, 3))(jax.lax.stop_gradient(scores))
         return sj.sparse_attention(q, k, v, chosen)
+
+    def selected(q, k, scores):
+        own = select.top_k((q, k), 3, causal=True, keep=A)
+        experts = jnp.argmax(scores, 1)
+        routing = select.route(experts, K, block=4, capacity=2)
+        best = select.threshold(scores, 0.5, nse=200).values
+        return jnp.concatenate([own.values, best, jnp.ravel(routing.gather(q))])
 
     each = lambda f: jax.vmap(f)
     qkv = lambda b, h, g: ((b, M, h, 4), (b, K, g, 4), (b, K, g, 6))
@@ -141,8 +149,7 @@ def cases():
             ((8, M, K), (8, K, 4)),
             (batch, batch),
             NOTHING,
-            {"all-gather": 2},  # index arrays, for the transpose of a structure made inside jit
-            kinds=("Auto",),  # JAX wants the sharding of what is computed from them stated
+            NOTHING,
         ),
         "sddmm, summed features": Case(
             lambda X, Y: sj.sddmm(A, X, Y).values,
@@ -223,8 +230,7 @@ def cases():
             (*qkv(1, 4, 4), (4, M, K)),
             (heads, heads, heads, P("x")),
             NOTHING,
-            {"all-gather": 2},  # index arrays, as above
-            kinds=("Auto",),
+            NOTHING,
         ),
         "einsum, an index of the result": Case(
             lambda v, X: sj.einsum("ij,rjs->irs", of(v), X),
@@ -241,20 +247,29 @@ def cases():
             {"all-reduce": 2},
             split=False,
         ),
+        "einsum, a summed index, its result asked for split": Case(
+            lambda v, X: sj.einsum("ij,rjs->is", of(v), X),
+            ((A.nnz,), (8, K, 4)),
+            (P(), P(("x", "y"))),
+            {"reduce-scatter": 2},
+            {"all-reduce": 2, "all-gather": 1},  # dX is wanted whole
+            kinds=("Auto",),
+            out=P("y", "x"),
+        ),
         "einsum maximum, an index of the result": Case(
             lambda v, X: sj.einsum("ij,jr->ir", of(v), X, reduction="max"),
             ((A.nnz,), (K, 4)),
             (P(), columns),
             NOTHING,
             SUM,
-        ),
-        "top_k, batch": Case(
-            each(lambda s: select.top_k(s, 3).values),
-            ((8, M, K),),
-            (batch,),
-            NOTHING,
-            NOTHING,
             kinds=("Auto",),
+        ),
+        "selections, batch": Case(
+            each(selected),
+            ((8, M, 4), (8, K, 4), (8, M, K)),
+            (batch,) * 3,
+            NOTHING,
+            NOTHING,
         ),
     }
 
@@ -289,7 +304,10 @@ def run(names):
                 pairs = zip(arrays, case.specs, strict=True)
                 given = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
                 for way, function in (("forward", f), ("gradient", grad)):
-                    compiled = jax.jit(function).lower(*given).compile()
+                    asked = {}
+                    if case.out is not None and way == "forward":
+                        asked["out_shardings"] = NamedSharding(mesh, case.out)
+                    compiled = jax.jit(function, **asked).lower(*given).compile()
                     out = compiled(*given)
                     split = [not x.sharding.is_fully_replicated for x in jax.tree.leaves(out)]
                     row = dict(name=name, kind=kind, way=way, split=split)

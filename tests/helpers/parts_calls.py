@@ -27,10 +27,10 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
 
 
-def graph(m, k):
+def graph(m, k, share=0.1):
     """Rows without entries, one that is full, and a band."""
     rng = np.random.default_rng(0)
-    D = np.where(rng.random((m, k)) < 0.1, rng.standard_normal((m, k)), 0)
+    D = np.where(rng.random((m, k)) < share, rng.standard_normal((m, k)), 0)
     D += np.eye(m, k, 1) + 2 * np.eye(m, k, -1)
     D[3] = rng.standard_normal(k)
     D[[0, 7, m - 1]] = 0
@@ -45,7 +45,8 @@ def filled(A, format):
 
 # name: (a matrix, how it is cut)
 CUTS = {
-    "balanced": (graph(29, 29), {}),
+    # Four parts, each on two devices, which divide columns or share the messages of one.
+    "second axis": (graph(29, 29, 0.4), dict(second="y")),
     "reordered": (
         graph(29, 29),
         dict(
@@ -65,14 +66,19 @@ def scores_softmax_sum(ops, A, X, Y):
 
 
 def cases():
-    """name: function(ops, A, X, Y) with ops = sgap_jax or sgap_jax.parallel, X [m, 3], Y [k, 3]."""
+    """name: function(ops, A, X, Y) with ops = sgap_jax or sgap_jax.parallel, X [m, 4], Y [k, 4]."""
     found = {
         # Of so many columns the smallest cover travels; of those of gspmm rows of B alone.
-        "spmm": lambda ops, A, X, Y: ops.spmm(A, jnp.tile(Y, (1, 6))),
-        "spmm, transposed": lambda ops, A, X, Y: ops.spmm(A, jnp.tile(X, (1, 6)), transpose=True),
+        "spmm": lambda ops, A, X, Y: ops.spmm(A, jnp.tile(Y, (1, 5))[:, :19]),
+        "spmm, transposed": lambda ops, A, X, Y: ops.spmm(
+            A, jnp.tile(X, (1, 5))[:, :19], transpose=True
+        ),
+        "spmm of a column, both ways": lambda ops, A, X, Y: ops.spmm(
+            A, jnp.tanh(ops.spmm(A, Y[:, :1])), transpose=True
+        ),
         "sddmm": lambda ops, A, X, Y: ops.sddmm(A, X, Y),
         "sddmm, weighted": lambda ops, A, X, Y: ops.sddmm(
-            A, X, Y, weighted=True, scale=jnp.mean(X)
+            A, jnp.tile(X, (1, 8)), jnp.tile(Y, (1, 8)), weighted=True, scale=jnp.mean(X)
         ),
         "gsddmm, sub": lambda ops, A, X, Y: ops.gsddmm(A, X, Y, op="sub"),
         "sparse_softmax": lambda ops, A, X, Y: ops.sparse_softmax(A, scale=0.5),
@@ -94,7 +100,7 @@ def cases():
 def cuts_of(name):
     """Each case runs twice: reordered or in vectors, and one of the other cuts."""
     n = list(cases()).index(name)
-    return ("balanced", "blocks", "rectangular")[n % 3], ("reordered", "vectors")[n % 2]
+    return ("second axis", "blocks", "rectangular")[n % 3], ("reordered", "vectors")[n % 2]
 
 
 def window(size, around):
@@ -219,14 +225,21 @@ def result(A, out):
 
 
 def run_case(function, ops, A, X, Y):
-    """The gradients of a loss and the result, of which infinities of empty rows are left out."""
+    """A program of the gradients of a loss and of the result, of which infinities of empty rows are
+    left out."""
 
     def loss(values, X, Y):
         y = result(A, function(ops, A.with_values(values), X, Y))
         finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), y)
         return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(finite)), finite
 
-    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(A.values, X, Y)
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True)).lower(A.values, X, Y).compile()
+
+
+def sent_by(text):
+    """(shape, collective) of those in a compiled program."""
+    found = re.findall(r"= (\S.*?) (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
+    return [(x, how) for shapes, how in found for x in re.findall(r"\w+\[([\d,]*)\]", shapes)]
 
 
 def difference(got, expected):
@@ -236,8 +249,9 @@ def difference(got, expected):
 
 def run(names):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    two = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     apart = {
-        cut: parallel.partition(whole, mesh, "x", **options)
+        cut: parallel.partition(whole, two if "second" in options else mesh, "x", **options)
         for cut, (whole, options) in CUTS.items()
     }
     for name in names:
@@ -253,16 +267,25 @@ def run_on(name, mesh, apart):
     rng = np.random.default_rng(1)
     for cut in cuts_of(name):
         whole, options = CUTS[cut]
-        X, Y = (jnp.asarray(rng.standard_normal((size, 3))) for size in whole.shape)
+        X, Y = (jnp.asarray(rng.standard_normal((size, 4))) for size in whole.shape)
 
-        def spread(v, whole=whole, options=options):
-            return parallel.partition(whole.with_values(v), mesh, "x", **options).values
+        def spread(v, whole=whole, options=options, A=apart[cut]):
+            return parallel.partition(whole.with_values(v), A.mesh, "x", **options).values
 
-        (values, *dense), y = run_case(cases()[name], sj, whole, X, Y)
+        program = run_case(cases()[name], sj, whole, X, Y)
+        (values, *dense), y = program(whole.values, X, Y)
         expected = (spread(values), *dense), spread(y) if y.shape == values.shape else y
-        found = difference(run_case(cases()[name], parallel, apart[cut], X, Y), expected)
-        covered = [apart[cut]._covered(n, jnp.float64) for n in (3, 18)]
-        yield dict(cut=cut, difference=found, covered=covered)
+        program = run_case(cases()[name], parallel, apart[cut], X, Y)
+        A, got = apart[cut], program(apart[cut].values, X, Y)
+        row = dict(cut=cut, difference=difference(got, expected))
+        row |= dict(same=difference(got[1], expected[1]) == 0, sent=sent_by(program.as_text()))
+        if A.second is None:
+            row |= dict(covered=[A._covered(n, jnp.float64) for n in (3, 19)])
+        else:
+            row |= dict(costs={n: A._costs(n, jnp.float64) for n in (1, 19)})
+            exchanges = A.exchange, A.cover.exchange, A.share.exchange
+            row |= dict(rows=[*(x.sent for x in exchanges), A.own.shape[1]])
+        yield row
 
 
 def run_attention(name, mesh):
@@ -319,8 +342,7 @@ def run_attention(name, mesh):
     program = compiled(parallel, apart, split, **split_axes)
     found = difference(program(split), (gradient, out))
     text = program.as_text()
-    found_in = re.findall(r"= (\S.*?) (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
-    sent = [(x, how) for shapes, how in found_in for x in re.findall(r"\w+\[([\d,]*)\]", shapes)]
+    sent = sent_by(text)
     shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)}
     long = sorted(x for x in shapes if len(x) == 4 and x[1] >= S)
     yield dict(difference=found, sent=sent, long=long, rows=apart.exchange.sent_by)

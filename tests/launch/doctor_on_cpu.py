@@ -1,12 +1,9 @@
 """The doctor's worker where JAX's CPU backend runs the launches, with a driver that stands in.
 
-    python doctor_on_cpu.py <cpu_stream.so> LAYER
-
-HIDE_NVRTC hides the compiler; ARCHIVES is a folder of kernels that came with the package.
+python doctor_on_cpu.py <cpu_stream.so> LAYER
 """
 
 import os
-import pathlib
 import sys
 
 FLAGS = os.environ.get("XLA_FLAGS", "")
@@ -14,13 +11,8 @@ FLAGS = os.environ.get("XLA_FLAGS", "")
 from on_cpu import register_for_cpu  # noqa: E402  sets XLA_FLAGS: two devices
 
 from sgap_jax.doctor import worker  # noqa: E402
-from sgap_jax.launch import nvrtc, precompiled  # noqa: E402
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] += f" {FLAGS}"
     register_for_cpu(sys.argv[1])
-    if os.environ.get("HIDE_NVRTC"):
-        nvrtc._candidates = lambda: iter(())
-    if folder := os.environ.get("ARCHIVES"):
-        precompiled.package_folder = lambda: pathlib.Path(folder)
     worker.main(sys.argv[2])

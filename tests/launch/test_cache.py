@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -91,6 +92,12 @@ def test_a_folder_where_the_entry_should_be(tmp_path):
     with pytest.warns(RuntimeWarning, match="cannot be kept"):
         assert CubinCache(tmp_path).get(KEY, lambda: CUBIN) == CUBIN
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.cubin"]  # no temporary file left
+
+
+def test_a_pipe_where_the_entry_should_be_is_not_read(tmp_path):
+    os.mkfifo(CubinCache(tmp_path).path(KEY))
+    assert CubinCache(tmp_path).get(KEY, lambda: CUBIN) == CUBIN
+    assert CubinCache(tmp_path).get(KEY, never) == CUBIN  # written in its place
 
 
 def one_warning(cubins):
@@ -219,6 +226,37 @@ def test_threads_share_a_cache(tmp_path):
     for thread in threads:
         thread.join()
     assert not wrong and len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path):
+    """A thread compiles while the process forks; the child has the cache and the compiler all the
+    same, where a lock would never be released."""
+    cubins, begun, go = CubinCache(tmp_path), threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go.wait()
+        return CUBIN
+
+    thread = threading.Thread(target=cubins.get, args=(KEY, slow))
+    thread.start()
+    begun.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns of forks, as its own threads have locks
+        child = os.fork()
+    if child == 0:
+        got = [cubins.get(key, lambda: CUBIN) for key in (KEY, content_key("other"))]
+        os._exit(0 if got == [CUBIN, CUBIN] else 1)
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    go.set()
+    thread.join()
+    if ended == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+    assert CubinCache(tmp_path).get(KEY, never) == CUBIN
 
 
 def big(name):

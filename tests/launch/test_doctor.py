@@ -5,13 +5,16 @@ The stand-in writes what the emulator has computed of the same kernels, so that 
 unless a test spoils them.
 """
 
+import contextlib
 import errno
+import io
 import json
 import os
 import platform
 import shutil
 import struct
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -26,8 +29,9 @@ from sgap_jax.doctor.cases import cases
 from sgap_jax.doctor.doctor import examine
 from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, Layer, Report
 from sgap_jax.launch import failures, launch, nvrtc, precompiled
-from sgap_jax.launch.cache import Cubin, CubinCache
+from sgap_jax.launch.cache import Cubin, CubinCache, decode_entry
 from sgap_jax.launch.driver import Driver
+from sgap_jax.schedules import families
 from sgap_jax.schedules.emulated import Emulated
 
 HERE = Path(__file__).parent
@@ -102,14 +106,16 @@ def canned(layer, request):
 
 @pytest.fixture
 def real(setup, monkeypatch):
-    """The setup, in which only the layers that a test names run in their processes; "driver" in
-    this one."""
+    """The setup, in which only the layers that a test names run, in this process where nothing
+    that they do ends it."""
 
-    def only(*layers):
+    def only(*layers, inside=("driver", "compiler", "kernels")):
+        monkeypatch.setattr(families, "_read", families._read)  # the worker sets it
+
         def some(layer, request, *others):
             if layer not in layers:
                 yield from canned(layer, request)
-            elif layer != "driver":
+            elif layer not in inside:
                 yield from process.answers(layer, request, *others)
             else:
                 said = []
@@ -186,6 +192,7 @@ def test_an_old_driver(real):
     [
         ({"SGAP_STANDIN_FAIL": "cuInit=100"}, ["does not start", "CUDA_VISIBLE_DEVICES"]),
         ({"SGAP_STANDIN_FAIL": "cuInit=803"}, ["does not start", "restart the machine"]),
+        ({"SGAP_STANDIN_FAIL": "cuDriverGetVersion=34"}, ["stub of a driver", "LD_LIBRARY_PATH"]),
         ({"SGAP_STANDIN_GPUS": ""}, ["shows no GPU", "CUDA_VISIBLE_DEVICES"]),
         ({"SGAP_STANDIN_FREE": "1000"}, ["GPU 0 has 0 MiB free", "nvidia-smi"]),
         (
@@ -208,11 +215,12 @@ def test_a_driver_without_a_gpu_that_can_be_used(real, environment, words):
     first_failed(examined()[0], "driver", *words)
 
 
-def test_an_architecture_that_the_gpu_does_not_run(real):
+@pytest.mark.parametrize("name", ["sm_80", "sm_9\u00b2", "\u00fcber"])
+def test_an_architecture_that_the_gpu_does_not_run(real, name):
     setup = real()
-    setup.setenv("SGAP_CUDA_ARCH", "sm_80")
+    setup.setenv("SGAP_CUDA_ARCH", name)
     report, states = examined()
-    first_failed(report, "architecture", "SGAP_CUDA_ARCH is sm_80", "9.0", "unset")
+    first_failed(report, "architecture", f"SGAP_CUDA_ARCH is {name}", "9.0", "unset")
     assert states["kernels"] == NOT_TESTED
 
 
@@ -225,11 +233,15 @@ def test_gpus_of_two_kinds(real):
     assert states["architecture"] == states["compiler"] == OK
 
 
-def test_no_compiler(real, tmp_path):
+def test_no_compiler(real, monkeypatch):
     """The kernels cannot be tested, and none is put on the list for that."""
     setup = real("compiler", "kernels")
-    setup.setenv("HIDE_NVRTC", "1")
-    report, states = examined()
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(()))
+    nvrtc._library.cache_clear()
+    try:
+        report, states = examined()
+    finally:
+        nvrtc._library.cache_clear()
     first_failed(report, "compiler", "NVRTC", "pip install 'sgap_jax[cuda13]'")
     assert states["kernels"] == NOT_TESTED and failures.entries(setup.cache) == []
 
@@ -240,6 +252,17 @@ def test_a_compiler_that_does_not_know_the_gpu(real):
     setup.setenv("SGAP_STANDIN_GPUS", "6.1")
     first_failed(examined()[0], "compiler", "does not compile for sm_61", "sgap_jax[cuda12]")
     assert failures.entries(setup.cache) == []
+
+
+def test_a_compiler_that_is_newer_than_the_driver(real):
+    """Its code does not load, which says nothing about the kernels."""
+    setup = real("driver", "compiler", "kernels")
+    setup.setenv("SGAP_STANDIN_VERSION", "12080")
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryLoadData=200")
+    words = ("NVRTC 13.", "driver of CUDA 12.8 does not load", "sgap_jax[cuda12]")
+    report, states = examined()
+    first_failed(report, "compiler", *words)
+    assert failures.entries(setup.cache) == [] and states["kernels"] == NOT_TESTED
 
 
 def test_what_to_leave_out_is_named_as_the_user_named_it(monkeypatch):
@@ -327,6 +350,83 @@ def test_a_kernel_that_gives_a_wrong_answer(real, tmp_path):
     assert states["XLA"] == OK
 
 
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        ("cuMemAlloc=2", ["GPU 0 has no memory left", "cuMemAlloc_v2", "nvidia-smi"]),
+        ("cuLibraryLoadData=2", ["GPU 0 has no memory left", "cuLibraryLoadData", "nvidia-smi"]),
+        ("cuDevicePrimaryCtxRetain=46", ["'row_max row_group' cannot be tested", "run it again"]),
+    ],
+)
+def test_a_gpu_that_others_use_is_no_fault_of_a_kernel(real, fails, words):
+    """None is put on the list, and what is on it stays."""
+    setup = real("kernels")
+    where = failures.place("Stand-in GPU", (13, 0))
+    failures.record(setup.cache, where, {"row_max row": "as before"})
+    setup.setenv("SGAP_STANDIN_FAIL", fails)
+    report, states = examined()
+    first_failed(report, "kernels", *words)
+    assert listed(setup.cache) == {"row_max row": "as before"} and states["XLA"] == NOT_TESTED
+
+
+def test_jax_that_does_not_start_is_no_fault_of_a_kernel(real):
+    """XLA ends a process that has a flag which it does not know."""
+    setup = real("kernels", inside=())
+    setup.setenv("XLA_FLAGS", "--no_flag_of_xla")
+    words = ("Unknown flag", "unset XLA_FLAGS (--no_flag_of_xla)")
+    first_failed(examined()[0], "kernels", *words)
+    assert listed(setup.cache) == {}
+
+
+def test_what_is_damaged_in_the_cache_folder_is_made_anew(real):
+    setup = real("kernels")
+    entries = sorted(setup.cache.glob("*.cubin"))
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:-7])
+    (setup.cache / failures.FILE).write_bytes(b"\xff\xfe[")
+    report, _ = examined()
+    assert report.ok, report.text()
+    assert all(decode_entry(entry.read_bytes()) for entry in entries)
+
+
+# Programs in place of the doctor's process: (its text, what is said of it).
+PROCESSES = {
+    "absent": (None, "cannot be started (No such file or directory)"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", "where memory is short"),
+    "an abort": (
+        "import os, sys; sys.stderr.write('F1125 18:11:25.777966   27149 flags.cc:234] No such "
+        "flag\\n    @ 0x12 frame\\n'); sys.stderr.flush(); os.abort()",
+        "was ended by SIGABRT: No such flag",
+    ),
+    "does not end": ("print('@sgap_jax doctor {}'); import os, time; os.close(1); time.sleep(60)",
+        "did not end in 0 s after its answers"),
+    "does not read": ("import time; time.sleep(60)", "it did not answer before the time was over"),
+    "prints": ("print('of a library@sgap_jax doctor {\"a\": 1} and [more]\\n@sgap_jax doctor {')",
+        None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_process_of_the_doctor_in_trouble(monkeypatch, name):
+    """Each has an end, in time, that says what happened; a large request does not wait for it."""
+    text, words = PROCESSES[name]
+    command = [sys.executable, "-S", "-c", text] if text else ["/absent/python"]
+    monkeypatch.setattr(process, "COMMAND", command)
+    monkeypatch.setattr(process, "_LAST", 0.3)
+    start, said = time.monotonic(), []
+    seconds = 0.4 if name == "does not read" else 20.0
+    with contextlib.nullcontext() if words is None else pytest.raises(process.Ended) as ended:
+        request = {"large": bytes(1 << 20)}
+        for one in process.answers("layer", request, {}, start + seconds, 20.0):
+            said.append(one)
+    if words is None:
+        assert said == [{"a": 1}]
+    else:
+        assert words in str(ended.value)
+        assert ended.value.by_system == (name in ("absent", "killed"))
+    assert time.monotonic() - start < 10
+
+
 @pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("variable", "words"),
@@ -334,7 +434,7 @@ def test_a_kernel_that_gives_a_wrong_answer(real, tmp_path):
 )
 def test_a_kernel_that_ends_or_stops_its_process(real, monkeypatch, variable, words):
     """Other kernels are tested in a new process."""
-    setup = real("kernels")
+    setup = real("kernels", inside=())
     monkeypatch.setattr(doctor, "_SILENCE", 5.0)
     setup.setenv(variable, first_kernel(setup.answers))
     report, states = examined()
@@ -352,17 +452,38 @@ def test_one_of_two_devices_fails(real):
     assert states["command buffer"] == OK and listed(setup.cache) == {}
 
 
-def test_the_kernels_of_the_package_are_loaded(real, tmp_path):
+def test_devices_that_work_alone_and_not_together(real, monkeypatch):
+    real()
+
+    def fails_together(layer, request, *_):
+        if request.get("together"):
+            yield from ({"devices": ["cpu:0", "cpu:1"]}, {"error": "no peer", "kind": "X"})
+        else:
+            yield from canned(layer, request)
+
+    monkeypatch.setattr(doctor, "answers", fails_together)
+    words = ("the program fails on all devices: no peer", "where each works alone")
+    first_failed(examined()[0], "other devices", *words)
+
+
+def test_the_kernels_of_the_package_are_loaded(real, tmp_path, monkeypatch):
     setup = real("kernels")
     archive = {name: Cubin(name, b"code") for name in ("record_0", "record_1")}
     precompiled.write(tmp_path, "sm_90", "13.0", archive)
-    setup.setenv("ARCHIVES", str(tmp_path))
+    monkeypatch.setattr(precompiled, "package_folder", lambda: tmp_path)
     report, states = examined()
     kernels = next(layer for layer in report.layers if layer.name == "kernels")
     assert kernels.found == "2 calls are right; 2 kernels of the package load"
     setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=209@record_1")
     words = ("came with the package", "cuLibraryGetKernel", "install the package again")
     first_failed(examined()[0], "kernels", *words)
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=2@record_1")
+    first_failed(examined()[0], "kernels", "GPU 0 has no memory left", "nvidia-smi")
+    monkeypatch.delenv("SGAP_STANDIN_FAIL")
+    whole = (tmp_path / "sm_90.zip").read_bytes()
+    at = whole.index(b"record_0") + 20  # within the compressed entry
+    (tmp_path / "sm_90.zip").write_bytes(whole[:at] + b"\xff\xff" + whole[at + 2 :])
+    first_failed(examined()[0], "kernels", "an entry of sm_90.zip is damaged")
     assert listed(setup.cache) == {}
 
 
@@ -397,6 +518,16 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     report.layers.append(Layer("other devices", NOT_TESTED, "there is one device"))
     assert main() == 0 and "All layers work; there is one device." in capsys.readouterr().out
     report.layers[1].state = NOT_TESTED
+    assert main() == 1
+    # A terminal without the letters of a folder's name, and full devices.
+    report.facts["cache folder"] = "/home/j\u00fcrgen"
+    monkeypatch.setattr(sys, "stdout", ascii := io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert main() == 1 and b"j\\xfcrgen" in ascii.buffer.getvalue()
+    full = io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True)
+    monkeypatch.setattr(sys, "stderr", full)
+    monkeypatch.setattr(doctor, "examine", lambda *_, say: (say("testing"), report)[1])
+    assert main() == 1
+    monkeypatch.setattr(sys, "stdout", full)
     assert main() == 1
 
 

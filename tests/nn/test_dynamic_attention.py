@@ -401,7 +401,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=f"{op}: in_kv_features: keys are of the same inputs"):
         make(in_kv_features=3)
     with pytest.raises(TypeError, match=f"{op}: schedule must be a Schedule"):
-        make(schedule="fast")
+        make(schedule=3)
     for name in ("top_k", "index_heads", "index_features"):
         with pytest.raises(ValueError, match=f"TopKSparseAttention: {name} must be at least 1"):
             nn.TopKSparseAttention(2, 4, rngs=nnx.Rngs(0), **{name: 0})

@@ -353,4 +353,4 @@ def test_wrong_arguments_are_named():
         attention(heads=0)
     for layer in (nn.GraphConv, nn.GraphAttention):
         with pytest.raises(TypeError, match="schedule must be a Schedule"):
-            layer(3, 4, schedule="fast", rngs=nnx.Rngs(0))
+            layer(3, 4, schedule=3, rngs=nnx.Rngs(0))

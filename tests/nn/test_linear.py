@@ -192,8 +192,8 @@ def test_wrong_arguments_are_named():
     for format in (CSC, COO, CVS(8).transposed, BCSR(2, 2).transposed):
         with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
             nn.SparseLinear(3, 4, sparsity=0.5, format=format, rngs=rngs)
-    with pytest.raises(TypeError, match="format must be a Format, got str"):
-        nn.SparseLinear(3, 4, sparsity=0.5, format="csr", rngs=rngs)
+    with pytest.raises(ValueError, match="format: expected a Format or its text"):
+        nn.SparseLinear(3, 4, sparsity=0.5, format="dense", rngs=rngs)
     with pytest.raises(TypeError, match="schedule must be a Schedule"):
         nn.SparseLinear(3, 4, sparsity=0.5, schedule=3, rngs=rngs)
     with pytest.raises(ValueError, match=r"inputs must have shape \[..., 12\], got \[5, 13\]"):

@@ -138,8 +138,8 @@ def test_errors():
             layer_of(**options)
     with pytest.raises(TypeError, match="hidden_features must be an integer, got 2.5"):
         layer_of(hidden=2.5)
-    with pytest.raises(TypeError, match="schedule must be a Schedule or None, got str"):
-        layer_of(schedule="fast")
+    with pytest.raises(TypeError, match="schedule must be a Schedule, its text or None, got int"):
+        layer_of(schedule=3)
     with pytest.raises(ValueError, match=r"inputs must have shape \[..., 6\], got \[11, 5\]"):
         layer_of()(X[0, :, :5])
     with pytest.raises(ValueError, match="num_selected: expected at most 2 experts, got 3"):

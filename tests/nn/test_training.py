@@ -1,6 +1,7 @@
 """Models of sparse layers as one trains them: optimizers, devices, checkpoints, and no Flax."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from sgap_jax import CVS, masks, nn
 from sgap_jax.nn import linen as snn
+from sgap_jax.nn import selection
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,6 +160,25 @@ def test_heads_over_devices_by_annotations(mesh):
         close(run(state, x), expected)
         text = run.lower(state, x).compile().as_text()
     assert text.count(" all-reduce(") == 1 and "all-gather" not in text
+
+
+def test_keys_selected_in_a_split_batch(monkeypatch):
+    """Each device selects for its sequences, by the kernel of long ones; gradients alone travel."""
+    monkeypatch.setattr(selection, "_LEAST_ROWS", 1)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 16, 8)), jnp.float32)
+    size = dict(num_heads=2, in_features=8, top_k=4, index_heads=2, index_features=4, **WIDTHS)
+    layer = nn.TopKSparseAttention(**size, rngs=nnx.Rngs(0))
+    graph, params, rest = nnx.split(layer, nnx.Param, ...)
+    loss = lambda params, x: jnp.mean(nnx.merge(graph, params, rest)(x) ** 2)
+    expected = jax.jit(jax.value_and_grad(loss))(params, x)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(x, P("x"))
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(params, spread).compile()
+        close(compiled(params, spread), expected)
+    text = compiled.as_text()
+    assert "top_k_indexer" in text and " all-reduce(" in text
+    assert not re.search(r"all-gather|all-to-all|collective-permute", text)
 
 
 def test_heads_over_devices_by_linens_partitioning(mesh):

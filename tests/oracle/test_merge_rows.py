@@ -64,6 +64,19 @@ def test_the_same_for_any_number_of_threads_and_rows_that_do_not_ascend_are_left
     one = merged(A, B, "+", "float32", threads=1)
     for x, y in zip(one, merged(A, B, "+", "float32", threads=5), strict=True):
         np.testing.assert_array_equal(x, y)
+    operands = []
+    for case in (A, B):  # of columns that no vector has room for
+        values = case.values.astype(np.float32)
+        operands += [case.row_offsets, case.column_indices, values.view(np.uint8)]
+    for columns in (2**26 - 1, 2**26, 2**31 - 1):
+        for sign in SIGNS:
+            moved = [
+                x + np.int32(columns - 97) if i % 3 == 1 else x for i, x in enumerate(operands)
+            ]
+            found = native.merge(*moved, columns, sign, "float32", 1)
+            want = merged(A, B, sign, "float32")
+            np.testing.assert_array_equal(found[1] - np.int32(columns - 97), want[1])
+            np.testing.assert_array_equal(found[2], want[2])
     for where in (0, A.stored // 2, A.stored - 2):
         spoiled = A.column_indices.copy()
         row = np.searchsorted(A.row_offsets, where, "right") - 1

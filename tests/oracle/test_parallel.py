@@ -1,5 +1,6 @@
 """A matrix in parts: the plan against loops in NumPy for many parts, products on two devices."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +26,7 @@ from sgap_jax.parallel.plan import (
     piece,
     sent_rows,
 )
+from sgap_jax.parallel.second_axis import Shared
 
 NAMES = ("skewed", "empty_rows_at_both_ends", "no_entries", "no_rows", "one_row", "wide")
 
@@ -46,7 +48,7 @@ def cut(D, parts, rows):
     row_bounds = bounds_of(rows, np.diff(offsets), parts)
     column_bounds = bounds_of("even", np.zeros(D.shape[1]), parts)
     found = cut_arrays(offsets, indices, values, row_bounds, column_bounds)
-    return *found, row_bounds, column_bounds
+    return *found[:-1], row_bounds, column_bounds
 
 
 def cut_arrays(offsets, indices, values, row_bounds, column_bounds):
@@ -65,7 +67,7 @@ def cut_arrays(offsets, indices, values, row_bounds, column_bounds):
         padded_cover(found, x, each, plan, sizes, column_bounds)
         for found, x, each in zip(pieces, arrays, covers, strict=True)
     ]
-    return arrays, sizes, exchange, halves, plan
+    return arrays, sizes, exchange, halves, plan, pieces
 
 
 def swapped(exchange, sent):
@@ -254,6 +256,38 @@ def test_all_to_all_where_every_pair_exchanges_as_much():
     assert exchange.width == 3 and exchange.sent == 9
 
 
+@pytest.mark.parametrize("parts, copies", [(2, 3), (8, 2)])
+def test_copies_share_messages_and_entries(parts, copies):
+    """In loops: each copy receives its share of every message, and the results add up."""
+    D = graph(40, 40, seed=3)
+    D[:, 7] = D[9] = 1
+    offsets, indices, values = array_of(D)
+    bounds, B = bounds_of("balanced", np.diff(offsets), parts), np.ones((40, 1)).cumsum(0)
+    arrays, sizes, exchange, *_, pieces = cut_arrays(offsets, indices, values, bounds, bounds)
+    of_copy = Exchange.of(-(-exchange.needed // copies))
+    each = [Shared(*x, exchange, of_copy, copies) for x in zip(pieces, arrays, strict=True)]
+    entries = max(x.counts().max() for x in each)
+    shares = [x.padded(sizes, entries) for x in each]
+    assert sum(x.counts().sum() for x in each) == sum((~x.near).sum() for x in pieces)
+    mine = [np.zeros((sizes.columns, 1)) for _ in range(parts)]
+    for p, x in enumerate(mine):
+        x[: bounds[p + 1] - bounds[p]] = B[bounds[p] : bounds[p + 1]]
+    total = [0.0] * parts
+    for j in range(copies):
+        sends = swapped(of_copy.back, [x.requests[:, j] for x in shares])
+        received = swapped(of_copy, [x[rows] for x, rows in zip(mine, sends, strict=True)])
+        for p, (x, whole) in enumerate(zip(shares, arrays, strict=True)):
+            for part, of, source in (
+                (x.own[j], whole.own, mine[p]),
+                (x.foreign[j], whole.foreign, received[p]),
+            ):
+                known = np.append(of.values, 0.0)[np.minimum(part.values, len(of.values))]
+                total[p] += rows_times(part, known, source)
+    got = np.concatenate([x[:n] for x, n in zip(total, np.diff(bounds), strict=True)])
+    np.testing.assert_allclose(got, D @ B, rtol=1e-12)
+    assert of_copy.sent <= exchange.sent / copies + 2 * parts
+
+
 @pytest.mark.parametrize("parts", [2, 8])
 def test_explain_counts_the_bytes(parts):
     """Against loops over the entries: a row travels once to each part that has an entry in its
@@ -295,11 +329,10 @@ def graph(m=23, k=23, seed=0):
     "shape, options",
     [
         ((23, 23), {}),
-        ((23, 23), dict(order=lambda A: np.random.default_rng(3).permutation(23))),
         ((23, 23), dict(rows=[23, 0])),
         ((9, 14), dict(rows="even")),
     ],
-    ids=["balanced", "ordered", "a part without rows", "rectangular"],
+    ids=["balanced", "a part without rows", "rectangular"],
 )
 def test_products_of_parts(mesh, shape, options):
     D = graph(*shape)
@@ -315,7 +348,9 @@ def test_products_of_parts(mesh, shape, options):
 
 
 def test_only_needed_rows_are_in_the_program(mesh):
-    """A path in two halves: one row each way, and no gather of the operand."""
+    """A path in two halves: one row each way, and no gather of the operand. The product with own
+    columns does not wait for it, nor it for that product, so that a compiler may run both at once
+    (XLA's for GPUs does: tests/xla_gpu)."""
     D = np.eye(32) + np.eye(32, k=1) + np.eye(32, k=-1)
     A = parallel.partition(SparseArray.from_dense(D), mesh, "x", rows="even")
     B = A.to_parts(np.random.default_rng(0).standard_normal((32, 5)))
@@ -325,6 +360,22 @@ def test_only_needed_rows_are_in_the_program(mesh):
     text = run.lower(A, B).compile().as_text()
     assert "all-gather" not in text and "all-reduce" not in text
     assert A.exchange.sent == 1 and "at most             40 bytes" in A.explain(5, jnp.float64)
+    needs = ancestors(jax.jit(lambda A, B: A @ B).lower(A, B).compile().as_text())
+    products = [name for name in needs if name.startswith("spmm")]
+    (exchange,) = (name for name in needs if name.startswith("all-to-all"))
+    assert sorted(exchange in needs[name] for name in products) == [False, True]
+    assert needs[exchange].isdisjoint(products)
+
+
+def ancestors(text):
+    """{instruction: those that it depends on} of the entry computation of a compiled program."""
+    found = {}
+    for name, rest in re.findall(
+        r"^  (?:ROOT )?%([\w.-]+) = (.*)", text[text.index("ENTRY") :], re.M
+    ):
+        direct = [x for x in re.findall(r"%([\w.-]+)", rest) if x in found]
+        found[name] = set(direct).union(*(found[x] for x in direct))
+    return found
 
 
 @pytest.mark.parametrize("format, unit", [(CVS(4), 4), (BCSR(2, 4), 4)], ids=str)
@@ -478,7 +529,7 @@ def test_what_graphs_send(data_dir, name, most, order):
         A, rows = A[permutation][:, permutation].tocsr(), counts.tolist()
     A.sum_duplicates()
     bounds = bounds_of(rows, np.diff(A.indptr), parts)
-    _, _, exchange, _, plan = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
+    _, _, exchange, _, plan, _ = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
     everything = (parts - 1) * -(-A.shape[0] // parts)
     assert plan.exchange.sent / everything <= (most if order == "metis" else 1)
     assert plan.exchange.sent <= min(exchange.sent, 1.15 * max(plan.exchange.needed.sum(0)))

@@ -100,6 +100,75 @@ def direct_product(A, a, B, b, columns, isa="", threads=2):
     return offsets, indices, found.view(np.asarray(a).dtype)
 
 
+@pytest.mark.parametrize("columns", [90, 5000, 1 << 17, 1 << 27, 2**31 - 1])
+def test_rows_of_every_number_of_products(columns):
+    """Those that are sorted, up to four vectors and more, and those that are not: columns in any
+    order, near each other and repeated, the same sums in the same order as with a plan."""
+    rng = np.random.default_rng(columns % 97)
+    lengths = np.r_[0:40, 63:66, 120, 300, 17]
+    near = np.minimum(rng.integers(1, 3, len(lengths)) * lengths + 1, columns)
+    first = rng.integers(0, columns - near + 1)
+    chosen = [f + rng.integers(0, n, c) for f, n, c in zip(first, near, lengths, strict=True)]
+    chosen += [np.int64([columns - 1, 0, columns - 1])]
+    right = types.SimpleNamespace(
+        row_offsets=np.append(0, np.cumsum([len(x) for x in chosen])).astype(np.int32),
+        column_indices=np.concatenate(chosen).astype(np.int32),
+    )
+    terms = [1] * len(chosen) + [0, 2, 3, 4, 9, 20, 46, 300]
+    of_a = [np.int32([i]) for i in range(len(chosen))]
+    of_a += [rng.integers(0, len(chosen), n, np.int32) for n in terms[len(chosen) :]]
+    left = types.SimpleNamespace(
+        row_offsets=np.append(0, np.cumsum(terms)).astype(np.int32),
+        column_indices=np.concatenate(of_a),
+    )
+    a, b = (
+        rng.standard_normal((1, len(x.column_indices))).astype(np.float32) for x in (left, right)
+    )
+    want = [np.unique(np.concatenate([chosen[k] for k in row] or [[]])) for row in of_a]
+    arrays = [left.row_offsets, left.column_indices, right.row_offsets, right.column_indices]
+    for isa in kernel_isas():
+        offsets, indices, values = direct_product(left, a, right, b, columns, isa)
+        np.testing.assert_array_equal(np.diff(offsets), [len(x) for x in want])
+        np.testing.assert_array_equal(indices, np.concatenate(want))
+        operands, result = [*arrays, offsets, indices, a, b], ((1, len(values)), np.float32)
+        attributes = dict(columns=columns, complete=True)
+        (planned,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
+        np.testing.assert_array_equal(values, planned[0])
+    exact = np.concatenate([row_sums(left, a[0], right, b[0], i) for i in range(len(of_a))])
+    np.testing.assert_allclose(values, exact, rtol=1e-4, atol=1e-3)
+
+
+def row_sums(left, a, right, b, row):
+    """The sums of a row of the product, in the order of its columns."""
+    columns, terms = [], []
+    for e in range(*left.row_offsets[row : row + 2]):
+        own = slice(*right.row_offsets[left.column_indices[e] :][:2])
+        columns.append(right.column_indices[own])
+        terms.append(np.float64(a[e]) * b[own])
+    _, places = np.unique(np.concatenate(columns or [[]]), return_inverse=True)
+    return np.bincount(places, np.concatenate(terms or [[]]))
+
+
+def test_results_of_many_entries():
+    """Each task's rows are copied to their places when those are known."""
+    rng = np.random.default_rng(0)
+    column, row = (np.float32(rng.standard_normal(n)) for n in (2500, 1000))
+    A = scipy.sparse.csr_array(column[:, None])
+    B = scipy.sparse.csr_array(row[None])
+    operands = [x for X in (A, B) for x in (X.indptr, X.indices, X.data.view(np.uint8))]
+    for threads in (1, 2, 3):
+        offsets, indices, values = native.product(*operands, 1000, "float32", threads)
+        np.testing.assert_array_equal(offsets, np.arange(0, 2_500_001, 1000))
+        np.testing.assert_array_equal(indices.reshape(2500, 1000) - np.arange(1000), 0)
+        np.testing.assert_array_equal(values.view(np.float32), np.outer(column, row).reshape(-1))
+    operands = [offsets, indices, values, A.indptr, A.indices, A.data.view(np.uint8)]
+    offsets, indices, values = native.merge(*operands, 1000, "+", "float32", 2)
+    want = np.outer(column, row)
+    want[:, 0] += column
+    np.testing.assert_array_equal(offsets, np.arange(0, 2_500_001, 1000))
+    np.testing.assert_array_equal(values.view(np.float32), want.reshape(-1))
+
+
 @pytest.mark.seconds(check=3, test=8)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
 @pytest.mark.parametrize("name", ["empty_rows_at_both_ends", "every_length", "padded", "no_rows"])
@@ -108,7 +177,8 @@ def test_operator_formats_and_dtypes(name, schedule):
     B = second(A)
     dtype = DTYPES[turn % 4]
     found = products(A, B, dtype)
-    for of_a, of_b in [(CSR, CSR), (CSC, CSC), (COO, CSC), (CSC, CSF(2))]:
+    formats = [(CSC, CSF(2)), (CSC, CSC), (CSR, CSR), (COO, CSC)]
+    for of_a, of_b in formats[: 2 if schedule else 4]:  # both have the same way from the formats
         left, right = array(A, dtype, of_a), array(B, dtype, of_b)
         C = spgemm(left, right, schedule=schedule)
         assert C.format == (CSC if of_a == of_b == CSC else CSR) and C.is_checked

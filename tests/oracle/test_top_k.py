@@ -1,5 +1,7 @@
 """select.top_k: what it stores, on every instruction set, and its derivatives."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ from sgap_jax import (
     sparse_softmax,
     spmm,
 )
+from sgap_jax.primitives.top_k import _indexer_reference, top_k_of_indexer
 from sgap_jax.runtime.native import native
 
 INF, NAN = np.inf, np.nan
@@ -48,6 +51,23 @@ def test_every_kind_of_scores(kind, dtype, isa):
                 found = selected(scores[None], k, limits[None], isa)
                 want = expected(scores, k, np.clip(limits, 0, n))
                 same([x[0] for x in found], want, f"{m} x {n}, k = {k}")
+
+
+def test_an_indexer_on_other_platforms():
+    """Whole numbers, whose sums are exact in any order; two sequences that share their keys."""
+    rng, k = np.random.default_rng(3), 5
+    q, keys, weights = (
+        jnp.asarray(rng.integers(-3, 4, size), jnp.float32)
+        for size in ((2, 6, 2, 3), (9, 3), (2, 6, 2))
+    )
+    limits = jnp.int32([[1, 2, 3, 9, 7, 0], [9, -2, 12, 4, 5, 6]])
+    chosen = jax.vmap(partial(top_k_of_indexer, k=k), (0, None, 0, 0))(q, keys, weights, limits)
+    both = jnp.broadcast_to(keys, (2, *keys.shape))
+    plain = _indexer_reference(q, both, weights, limits, k=k, schedule=None)
+    for b in range(2):
+        used = chosen[0][b, -1]
+        np.testing.assert_array_equal(plain[0][b], chosen[0][b])
+        np.testing.assert_array_equal(plain[1][b, :used], chosen[1][b, :used])
 
 
 @pytest.mark.parametrize("isa", kernel_isas())
@@ -214,8 +234,8 @@ def test_errors():
         select.top_k(x, 2, lengths=jnp.ones(3, jnp.int32))
     with pytest.raises(TypeError, match="keep must be boolean, got float"):
         select.top_k(x, 2, keep=jnp.ones((4, 6)))
-    with pytest.raises(TypeError, match="schedule must be a Schedule or None, got str"):
-        select.top_k(x, 2, schedule="fast")
+    with pytest.raises(TypeError, match="schedule must be a Schedule, its text or None, got int"):
+        select.top_k(x, 2, schedule=3)
     with pytest.raises(NotImplementedError, match="top_k: no kernel for"):
         select.top_k(x, 2, schedule=CpuTile(nonzeros=64))
 

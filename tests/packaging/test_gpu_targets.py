@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.everything import workers
+from benchmarks.gpu.everything import commit, workers
 
 ROOT = Path(__file__).parents[2]
 GPU = """#!/bin/sh
@@ -130,8 +130,13 @@ def test_what_the_doctor_finds_decides_what_starts(everything):
     assert report["gpu-bench"]["state"] == "done"
 
 
-def test_a_report_where_the_first_step_fails(everything):
-    """No JAX that sees a GPU, and no package: nothing is built."""
+def test_a_report_where_the_first_step_fails(everything, tmp_path):
+    """No JAX that sees a GPU, and no package: nothing is built, and what a doctor has found before
+    does not count; nor does a report that is damaged."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "doctor.json").write_text(json.dumps(WORKS))
+    damaged = json.dumps({"commit": commit(), "parts": [3]})
+    (tmp_path / "results" / "gpu_report.json").write_text(damaged)
     done, parts, report, text = everything(WORKS, STANDIN_GPU="")
     assert done.returncode != 0 and parts == []
     assert "has no JAX that sees an NVIDIA GPU" in text

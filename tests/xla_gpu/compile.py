@@ -8,11 +8,13 @@ table of the docs.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
 import re
 import tempfile
+from functools import partial
 
 ARCHITECTURES = {  # name, multiprocessors, shared memory of one, second-level cache
     "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 167936, 41943040),
@@ -36,11 +38,15 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{name}"
 """
+DEVICES = 4  # of the mesh
 FLAGS = (
+    # The rules that split a call stand for the devices of the mesh by as many that the process has.
+    f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_gpu_autotune_level=0",
     "--xla_gpu_graph_min_graph_size=1",
     "--xla_dump_hlo_as_text",
     "--xla_dump_hlo_module_re=jit_program",
+    "--xla_force_host_platform_device_count=4",  # a matrix in parts is made on the host
 )
 LAUNCH = "sgap_launch_v1"
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
@@ -61,6 +67,9 @@ def main():
         found = {"programs": compiler.programs(args.names)}
         if not args.names:
             found |= {"refused": compiler.refused(), "donated": compiler.donated()}
+        if args.arch == "sm_90" and not args.names:
+            found |= {"collectives": compiler.collectives()}
+            found |= {"parts": compiler.parts(), "scattered": compiler.scattered()}
     print(table(found["programs"]) if args.table else json.dumps(found))
 
 
@@ -90,9 +99,10 @@ class Compiler:
 
         self.arch, self.dump = arch, dump
         self.one = jax.sharding.SingleDeviceSharding(topology(arch, 1)[0])
-        self.mesh = Mesh(np.array(topology(arch, 4)), ("x",))
+        self.mesh = Mesh(np.array(topology(arch, DEVICES)), ("x",))
         self.everywhere = NamedSharding(self.mesh, P())
-        self.split = NamedSharding(self.mesh, P("x"))
+        self.split = partial(NamedSharding, self.mesh)
+        self.batch = self.split(P("x"))
 
     def programs(self, names):
         """{name: {way: what was found}}; all ways for sm_90."""
@@ -110,9 +120,23 @@ class Compiler:
             if self.arch == "sm_90":
                 of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
                 of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
-                sharded = programs.split(case, self.mesh)
-                of["shard_map"] = self.compiled(sharded, case.structure, many, True)
-                of["mesh"] = self.compiled(programs.mapped(case), case.structure, many, True)
+                given = case.structure, many, (self.everywhere, self.batch)
+                of["shard_map"] = self.compiled(programs.split(case, self.mesh), *given)
+                of["mesh"] = self.compiled(programs.mapped(case), *given)
+        return found
+
+    def collectives(self):
+        """{name: {way: collectives}} of operands that are split by other axes than the batch."""
+        import programs
+
+        found = {}
+        for name, specs in programs.SPLITS.items():
+            case, data = programs.cases()[name], [self.split(spec) for spec in specs]
+            given = case.structure, case.data, (self.everywhere, tuple(data))
+            found[name] = {
+                "forward": self.compiled(programs.forward(case), *given)["collectives"],
+                "gradient": self.compiled(programs.gradient(case), *given)["collectives"],
+            }
         return found
 
     def donated(self):
@@ -125,6 +149,51 @@ class Compiler:
             step = programs.trained(case)
             found[name] = self.compiled(step, case.structure, case.data, donate_argnums=1)
         return found
+
+    def parts(self):
+        """A product of a matrix in four parts, by all_to_all and by rounds of ppermute: collectives
+        and launches in the order in which they are started."""
+        import dataclasses
+
+        import jax
+        import numpy as np
+        from jax.sharding import NamedSharding
+        from jax.sharding import PartitionSpec as P
+
+        from sgap_jax import SparseArray, parallel
+
+        host = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        dense = np.where(np.random.default_rng(0).random((64, 64)) < 0.3, 1, 0)
+        whole = SparseArray.from_dense(dense.astype(np.float32))
+
+        def there(x, spec):
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        orders = []
+        for rows in ("even", [4, 12, 24, 24]):
+            A = parallel.partition(whole, host, "x", rows=rows)
+            assert bool(A.exchange.width) == (rows == "even")
+            B = there(A.to_parts(np.ones((64, 8), np.float32)), P("x"))
+            A = jax.tree.map(lambda x: there(x, x.sharding.spec), A)
+            A = dataclasses.replace(A, mesh=self.mesh)
+            text = jax.jit(lambda A, B: A @ B).lower(A, B).compile().as_text()
+            assert "is_scheduled=true" in text
+            words = rf" ((?:{COLLECTIVES})[\w-]*|custom-call)\("
+            orders.append(re.findall(words, text[text.index("ENTRY") :]))
+        return orders
+
+    def scattered(self):
+        """Collectives of a sum over devices whose result is asked for split over them."""
+        import jax
+        import numpy as np
+
+        import sgap_jax as sj
+
+        A = sj.SparseArray.from_dense(np.tri(16, 12, dtype=np.float32))
+        X = jax.ShapeDtypeStruct((8, 12, 16), "float32", sharding=self.split)
+        function = jax.jit(lambda X: sj.einsum("ij,rjs->is", A, X), out_shardings=self.split)
+        return re.findall(rf" ({COLLECTIVES})(?:-start)?\(", function.lower(X).compile().as_text())
 
     def refused(self):
         """What XLA reports of a launch that INSTANTIATE refuses."""
@@ -144,14 +213,17 @@ class Compiler:
             return str(error)
         return ""
 
-    def compiled(self, function, structure, data, split=False, **options):
+    def compiled(self, function, structure, data, shardings=None, **options):
+        """`shardings` of the structure and of the data, or of each of them; on one device if none
+        are given."""
         import jax
 
-        shardings = (self.everywhere, self.split) if split else (self.one, self.one)
-        args = [
-            jax.tree.map(lambda x, s=s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree)
-            for s, tree in zip(shardings, (structure, data), strict=True)
-        ]
+        def placed(sharding, tree):
+            shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            return jax.tree.map(shape, tree)
+
+        pairs = zip(shardings or (self.one, self.one), (structure, data), strict=True)
+        args = [jax.tree.map(placed, sharding, tree) for sharding, tree in pairs]
 
         def program(structure, data):  # its name is that of the modules that are dumped
             return function(structure, data)
@@ -170,7 +242,7 @@ class Compiler:
             "apart": apart(thunks, "kCustomCall", "kCommandBuffer"),
             # A scan copies what a step takes of the scanned arrays, in one thunk with the slice.
             "copies": apart(thunks, "kCopy", "kDynamicSliceFusion"),
-            "collectives": len(re.findall(rf" (?:{COLLECTIVES})(?:-start)?\(", text)),
+            "collectives": collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", text)),
             "aliased": text.count("may-alias") + text.count("must-alias"),
             "operands": len(jax.tree.leaves(data)),
             "seconds": (between - start, end - between),

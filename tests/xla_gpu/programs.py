@@ -37,6 +37,12 @@ from sgap_jax.compiler import assign, presets
 
 M, K, N, D = 1024, 768, 64, 64
 DEVICES = 4
+# Axes of the data of a case that are split: columns, features that are summed, heads.
+SPLITS = {
+    "spmm": (P(), P(None, "x")),
+    "sddmm": (P(None, "x"), P(None, "x")),
+    "attention": (P(None, None, "x"),) * 3,
+}
 
 
 class Case(NamedTuple):

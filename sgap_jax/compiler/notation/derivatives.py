@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, Sum, Term
 from sgap_jax.schedules.schedule import ScheduleError
@@ -44,23 +44,41 @@ def gradient(expression: Assign, tensor: str) -> Assign:
 
 
 def _of_terms(expression: Assign, chosen: Access) -> Assign:
-    """The gradient in an operand of a sum of products: each term in which it is a factor, with the
-    output in its place; at the entries of the operand, if it is sparse."""
-    cotangent, terms = expression.output, list[Term]()
+    """The gradient in an operand of a sum of products, as terms: see `gradient_terms`."""
     names = {x.tensor for x in (expression.output, *expression.accesses)}
-    name = f"{chosen.tensor}_"
-    while name in names:
-        name += "_"
-    pattern = dataclasses.replace(chosen, tensor=name, pattern=True)
-    for term in expression.products:
-        for n, factor in enumerate(term.factors):
-            if factor == chosen:
-                others = (*term.factors[:n], *term.factors[n + 1 :])
-                held = () if chosen.format is None else (pattern,)
-                terms.append(Term((*held, cotangent, *others), term.negative))
+    pattern = pattern_of(chosen, names)
+    terms = gradient_terms(expression.products, chosen, expression.output, pattern)
     if any(chosen in term.factors for term in terms):
         chosen = dataclasses.replace(chosen, tensor=f"d{chosen.tensor}")
     return Assign(chosen, Sum(tuple(terms)))  # type: ignore[arg-type]  # it is taken apart
+
+
+def pattern_of(access: Access, names: Collection[str]) -> Access | None:
+    """The pattern of a sparse operand, under a name that is none of `names`; None of a dense
+    one."""
+    if access.format is None:
+        return None
+    name = f"{access.tensor}_"
+    while name in names:
+        name += "_"
+    return dataclasses.replace(access, tensor=name, pattern=True)
+
+
+def gradient_terms(
+    terms: Sequence[Term], chosen: Access, other: Access, pattern: Access | None = None
+) -> list[Term]:
+    """The derivative of a sum of products in one operand: for each place that it has in a term,
+    that term with `other` in its place. `other` is the cotangent of the result, and the terms are
+    those of the operand's cotangent, at the entries of `pattern` if the operand is sparse; or it is
+    the operand's tangent, and they are those of the result's tangent."""
+    found = []
+    for term in terms:
+        for n, factor in enumerate(term.factors):
+            if factor == chosen:
+                others = (*term.factors[:n], *term.factors[n + 1 :])
+                held = () if pattern is None else (pattern,)
+                found.append(Term((*held, other, *others), term.negative))
+    return found
 
 
 def check_gradient(expression: Assign, of: Assign) -> None:

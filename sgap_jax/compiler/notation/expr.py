@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sgap_jax.formats.levels import COO, Compressed, Dense, Format, Singleton
+from sgap_jax.formats.levels import COO, Compressed, Dense, Format, Singleton, as_format
 
 REDUCTIONS = ("+", "max", "min")
 
@@ -457,10 +457,8 @@ def assign(
             f"assign: formats: no operand {unknown[0]!r}; there are {', '.join(tensors)}"
         )
     for name, format in formats.items():
-        if format is not None and not isinstance(format, Format):
-            raise ValueError(
-                f"assign: formats: expected a Format such as CSR for {name}, got {format!r}"
-            )
+        if format is not None:
+            formats[name] = as_format(format, f"assign: formats[{name!r}]")
     accesses = [
         Access(name, index_vars(" ".join(word)), _of_rank(formats.get(name), len(word)))
         for name, word in zip(tensors, words, strict=True)

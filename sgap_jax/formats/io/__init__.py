@@ -28,7 +28,7 @@ _OFFSETS_PER_ENTRY = 64
 
 def read(
     path: str | os.PathLike[str],
-    format: Format | None = None,
+    format: Format | str | None = None,
     dtype: DTypeLike | None = None,
     *,
     duplicates: str = "sum",
@@ -156,7 +156,7 @@ def _suffix(path: str, op: str) -> str:
 
 
 def _assemble(
-    path: str, contents: Contents, format: Format | None, dtype: Any, duplicates: str
+    path: str, contents: Contents, format: Format | str | None, dtype: Any, duplicates: str
 ) -> SparseArray:
     what = f"read {path}"
     shape, coordinates, values, asked = contents

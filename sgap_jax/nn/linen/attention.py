@@ -12,6 +12,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 from sgap_jax.nn.attend import Pattern, attend, check_inputs, check_patterns, weight_dropout
 from sgap_jax.nn.decoding import attend_next
 from sgap_jax.nn.linear import ZEROS
+from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
 
@@ -35,7 +36,7 @@ class ProjectedAttention(linen.Module):
     use_bias: bool = True
     decode: bool = False
     normalize_qk: bool = False
-    schedule: Schedule | None = None
+    schedule: Schedule | str | None = None
 
     def _project(
         self, inputs_q: Any, inputs_k: Any, inputs_v: Any, kv_heads: int | None = None
@@ -134,7 +135,8 @@ class SparseMultiHeadAttention(ProjectedAttention):
         else:
             if self.decode:
                 self._cache(**cached)
-            x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
+            schedule = check_schedule(op, self.schedule)
+            x = attend(op, *projected, patterns, mask, is_causal, drop, schedule)
         return self._output(x, inputs_q.shape[-1])
 
 

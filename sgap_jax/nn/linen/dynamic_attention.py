@@ -17,7 +17,7 @@ from sgap_jax.nn.selection import (
     decode_blocks,
     decode_tokens,
 )
-from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives._define import accumulator, check_schedule
 
 
 class SelectedAttention(ProjectedAttention):
@@ -115,7 +115,7 @@ class TopKSparseAttention(SelectedAttention):
                 count=self.top_k,
                 is_causal=is_causal,
                 key_value_seq_lengths=key_value_seq_lengths,
-                schedule=self.schedule,
+                schedule=check_schedule(op, self.schedule),
                 with_loss=return_indexer_loss,
             )
         out = self._output(x, inputs.shape[-1])

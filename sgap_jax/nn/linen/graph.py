@@ -30,7 +30,7 @@ class GraphConv(linen.Module):
     param_dtype: Dtype = jnp.float32
     kernel_init: Initializer = GLOROT
     bias_init: Initializer = ZEROS
-    schedule: Schedule | None = None
+    schedule: Schedule | str | None = None
 
     @linen.compact
     def __call__(self, graph: SparseArray, x: Any) -> jax.Array:
@@ -63,7 +63,7 @@ class GraphAttention(linen.Module):
     param_dtype: Dtype = jnp.float32
     kernel_init: Initializer = GLOROT
     bias_init: Initializer = ZEROS
-    schedule: Schedule | None = None
+    schedule: Schedule | str | None = None
 
     @linen.compact
     def __call__(

@@ -31,13 +31,13 @@ class SparseLinear(linen.Module):
 
     features: int
     sparsity: float
-    format: Format = CSR
+    format: Format | str = CSR
     use_bias: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     values_init: Initializer | None = None
     bias_init: Initializer = ZEROS
-    schedule: Schedule | None = None
+    schedule: Schedule | str | None = None
 
     @linen.compact
     def __call__(self, inputs: Any) -> jax.Array:
@@ -62,7 +62,7 @@ class SparseLinear(linen.Module):
 
     @staticmethod
     def variables_from_dense(
-        params: Any, sparsity: float | None = None, *, format: Format = CSR, mask: Any = None
+        params: Any, sparsity: float | None = None, *, format: Format | str = CSR, mask: Any = None
     ) -> dict[str, Any]:
         """The variables of a SparseLinear with the largest weights of a `linen.Dense`, or with the
         weights that the mask of a `MaskedLinear` keeps.
@@ -99,7 +99,7 @@ class MaskedLinear(linen.Module):
     """
 
     features: int
-    format: Format = CSR
+    format: Format | str = CSR
     use_bias: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
@@ -126,7 +126,7 @@ def prune_step(
     variables: Any,
     sparsity: Any,
     *,
-    format: Format = CSR,
+    format: Format | str = CSR,
     variable_axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
     """The variables of a model with a new mask for every `MaskedLinear`, each from its own
@@ -163,7 +163,7 @@ def prune_step(
 
 
 def rigl_step(
-    variables: Any, gradient_scores: Any, fraction: Any, *, format: Format = CSR
+    variables: Any, gradient_scores: Any, fraction: Any, *, format: Format | str = CSR
 ) -> tuple[dict[str, Any], Callable[[jax.Array], jax.Array]]:
     """(variables, moved): the variables of one `SparseLinear` after a step of RigL, and a function
     that maps an array with an element for each of its values, such as a moment of an optimizer; see
@@ -180,7 +180,8 @@ def rigl_step(
     if scores.ndim != 2:
         raise ValueError(f"{op}: gradient_scores must have 2 dimensions, got {list(scores.shape)}")
     shape = (scores.shape[0], scores.shape[1])
-    rows, columns = grid(shape, check_format(op, format))
+    format = check_format(op, format)
+    rows, columns = grid(shape, format)
     ends = [arrays[name].shape[0] - 1 for name in ("row_offsets", "column_offsets")]
     if ends != [rows, columns]:
         raise ValueError(
@@ -222,7 +223,12 @@ def _variable_axes(given: Any) -> dict[str, int | None]:
 
 
 def _stacked_masks(
-    name: str, kernel: Any, given: dict, sparsity: Any, format: Format, axes: dict[str, int | None]
+    name: str,
+    kernel: Any,
+    given: dict,
+    sparsity: Any,
+    format: Format | str,
+    axes: dict[str, int | None],
 ) -> jax.Array:
     """The new masks of a stacked kernel, stacked as the old mask is.
 

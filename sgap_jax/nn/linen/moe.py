@@ -11,6 +11,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer
 
 from sgap_jax.nn.experts import IN_INIT, OUT_INIT, Activation, check_options, mixture
+from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
 
@@ -33,7 +34,7 @@ class MoE(linen.Module):
     param_dtype: Dtype = jnp.float32
     router_init: Initializer = linen.initializers.lecun_normal()
     kernel_init: Initializer | None = None
-    schedule: Schedule | None = None
+    schedule: Schedule | str | None = None
 
     @linen.compact
     def __call__(self, x: Any, *, return_losses: bool = False) -> Any:
@@ -71,6 +72,6 @@ class MoE(linen.Module):
             activation=self.activation,
             capacity_factor=self.capacity_factor,
             block=self.block,
-            schedule=self.schedule,
+            schedule=check_schedule(op, self.schedule),
         )
         return (y, losses) if return_losses else y
