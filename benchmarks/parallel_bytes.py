@@ -80,14 +80,14 @@ def counted(matrix: scipy.sparse.csr_array, parts: int, order: str) -> dict[str,
         covers.append(rows_of_b + partial_rows)
         away.append(entries)
     alone, covered = Exchange.of(np.stack(of_b)), Exchange.of(np.stack(covers))
-    values = Exchange.of(np.stack(away).T).sent / COLUMNS
+    values = Exchange.of(np.stack(away).T).total / COLUMNS
     # As PartitionedArray._covered decides.
-    ours = covered if covered.sent + values < alone.sent else alone
+    ours = covered if covered.total + values < alone.total else alone
     k = matrix.shape[0]
     cagnet_rows, replication = cagnet(k, parts)
     return {
         "ours_most": ours.sent,
-        "ours_mean": sum(ours.sent_by) // parts,
+        "ours_mean": ours.total // parts,
         "rows_of_b": alone.sent,
         "cover": int(np.sum(covers)) // parts,
         "one_d": (parts - 1) * -(-k // parts),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.structure import whole
+from sgap_jax.formats.vectors import split_blocks, tile
 from sgap_jax.parallel.operations import check_parts
 from sgap_jax.parallel.partitioned import Part, PartitionedArray
 from sgap_jax.primitives._define import accumulator, check_scale, check_schedule, row_of_entry
@@ -53,8 +56,9 @@ def sparse_attention(
         result back.
       bias: a value for each stored entry, as `pattern.values` has them: of own and of foreign
         entries, [parts, entries], or with leading axes [H, parts, entries] or
-        [B, H, parts, entries], where H or B may be 1. `partition` of a pattern with the bias as its
-        values gives them.
+        [B, H, parts, entries], where H or B may be 1; of vectors and blocks
+        [..., parts, vectors, V] and [..., parts, blocks, r, c]. `partition` of a pattern with the
+        bias as its values gives them.
       scale, sinks, key_value_seq_lengths, return_lse: as of `sgap_jax.sparse_attention`.
       is_causal: leave out entries (i, j) with j > i, by a bias; `masks.causal` makes a pattern that
         stores few of them.
@@ -101,15 +105,18 @@ def sparse_attention(
     if isinstance(scale, jax.Array):
         shared["scale"], specs["scale"] = check_scale(op, scale), jax.P()
     bounds = jnp.asarray(pattern.row_bounds, jnp.int32)
+    block = pattern.format.block_shape
 
     def local(part: Part, *operands: Any) -> Any:
         *stored, q, k, v, shared = operands
-        entries = None
+        entries, structure = None, part.pattern()
         if stored:
-            entries = part.in_matrix(jnp.concatenate(stored, axis=-1)[0])
+            entries = part.in_matrix(jnp.concatenate(stored, axis=-1 - len(block))[0])
         if is_causal:
             begin = bounds[jax.lax.axis_index(part.axis)]
             entries = _causal(part, begin, entries, accumulator(q.dtype))
+        if entries is not None and len(block) == 2:  # the kernels have a bias of vectors
+            structure, entries = _as_vectors(structure, entries)
         seen = shared.get("lengths")
         if seen is not None:  # how many of the keys here come before the end of the sequence
             seen = jnp.sum(part.table_names[None, :] < seen, axis=1, dtype=jnp.int32)
@@ -117,7 +124,7 @@ def sparse_attention(
             q,
             part.table(k, 1),
             part.table(v, 1),
-            part.merged,
+            structure,
             scale=shared.get("scale", scale),
             bias=entries,
             sinks=shared.get("sinks"),
@@ -128,7 +135,7 @@ def sparse_attention(
 
     sequences = tuple(_spread(pattern, x, x is not q) for x in (q, k, v))
     of_entries = tuple(
-        jax.P(pattern.axis, *(axis if size > 1 else None for axis, size in _lead(x, split)))
+        jax.P(pattern.axis, *(axis if size > 1 else None for axis, size in _lead(x, split, block)))
         for x in biases
     )
     results = pattern._on_each(
@@ -169,9 +176,10 @@ def _axes(
     return jax.P(batch, A.axis, heads)
 
 
-def _lead(bias: jax.Array, split: jax.P) -> list[tuple[Any, int]]:
-    """(axis of the mesh, size) of the axes B and H, or H, of a bias [parts, B, H, entries]."""
-    sizes = bias.shape[1:-1]
+def _lead(bias: jax.Array, split: jax.P, block: tuple[int, ...]) -> list[tuple[Any, int]]:
+    """(axis of the mesh, size) of the axes B and H, or H, of a bias [parts, B, H, entries], of
+    vectors or blocks with theirs behind."""
+    sizes = bias.shape[1 : bias.ndim - 1 - len(block)]
     return list(zip((split[0], split[2])[2 - len(sizes) :], sizes, strict=True))
 
 
@@ -205,22 +213,37 @@ def _bias(op: str, bias: Any, A: PartitionedArray, q: jax.Array) -> tuple[jax.Ar
             f"{type(bias).__name__}"
         )
     own, foreign = (jnp.asarray(x) for x in bias)
+    stored = A.own.values.ndim  # [parts, entries] and the axes of vectors or blocks
     for name, x, values in zip(("own", "foreign"), (own, foreign), A.values, strict=True):
-        lead = x.shape[: max(x.ndim - 2, 0)]
-        fits = len(lead) <= 2 and x.shape[len(lead) :] == values.shape and x.ndim >= 2
+        lead = x.shape[: max(x.ndim - stored, 0)]
+        fits = len(lead) <= 2 and x.shape[len(lead) :] == values.shape and x.ndim >= stored
         fits = fits and all(got in (1, want) for got, want in zip(lead[::-1], (H, B), strict=False))
-        if not fits or lead != own.shape[:-2] or not jnp.issubdtype(x.dtype, jnp.floating):
+        if not fits or lead != own.shape[:-stored] or not jnp.issubdtype(x.dtype, jnp.floating):
             entries = ", ".join(map(str, values.shape))
             raise ValueError(
                 f"{op}: bias of {name} entries must be floats of shape [{entries}], "
                 f"[{H}, {entries}] or [{B}, {H}, {entries}], got {list(x.shape)} of {x.dtype}"
             )
-    return jnp.moveaxis(own, -2, 0), jnp.moveaxis(foreign, -2, 0)
+    return jnp.moveaxis(own, -stored, 0), jnp.moveaxis(foreign, -stored, 0)
+
+
+def _as_vectors(pattern: SparseArray, bias: jax.Array) -> tuple[SparseArray, jax.Array]:
+    """A pattern in BCSR(r, c), and a bias [..., blocks, r, c], in CVS(r)."""
+
+    def split(values: jax.Array) -> jax.Array:
+        found: jax.Array = split_blocks(replace(pattern, values=values)).values
+        return found
+
+    each = jax.vmap(split)(bias.reshape(-1, *bias.shape[-3:]))
+    return split_blocks(pattern), each.reshape(*bias.shape[:-3], *each.shape[1:])
 
 
 def _causal(part: Part, begin: jax.Array, bias: Any, dtype: Any) -> jax.Array:
     """A bias of -infinity at entries whose key comes after the query."""
-    offsets, columns = part.merged.row_offsets, part.merged.column_indices
-    rows = begin + row_of_entry(offsets, columns.shape[0])
-    later = part.table_names[columns] > rows
+    offsets, columns = part.merged.index_arrays[1]
+    high, wide = tile(part.merged.format)
+    rows = row_of_entry(offsets, columns.shape[0])[:, None, None] * high
+    rows = begin + rows + jnp.arange(high, dtype=jnp.int32)[:, None]
+    columns = columns[:, None, None] * wide + jnp.arange(wide, dtype=jnp.int32)
+    later = (part.table_names[columns] > rows).reshape(-1, *part.merged.format.block_shape)
     return jnp.where(later, -jnp.inf, jnp.zeros((), dtype) if bias is None else bias)

@@ -339,20 +339,21 @@ def gspmm(
       A: [m, k] in parts.
       X: in parts, [parts, rows, n] as `A.to_parts(X)`; or [k, n] ([m, n] with `transpose`).
       op, reduce: as of `sgap_jax.gspmm`.
-      transpose: pass messages along A^T, for "sum" and "mean".
+      transpose: pass messages along A^T.
       schedule: of the operation on each device; None lets `choose_schedule` pick.
 
     Returns:
       C, in parts if X is, [parts, rows, n]; else [m, n] ([k, n] with `transpose`). Sums of "mul"
       and "copy" are those of `parallel.spmm`, and with `transpose` sums and means are made of such
       products in the accumulation dtype. All else has the bits of `sgap_jax.gspmm` with the
-      schedule that a part has; entries that attain an extremum have the same order, so the
-      gradient goes to the same one, if `partition` has kept the given order.
+      schedule that a part has (of extrema with `transpose` a zero may lose its sign); entries that
+      attain an extremum have the same order, so the gradient goes to the same one, if `partition`
+      has kept the given order. For extrema with `transpose` each part sends its own one of each
+      column that another part owns, as a product does.
 
     Raises:
       TypeError: A is not a PartitionedArray.
       ValueError: an op or a reduction that is not one of these, or X has the wrong shape.
-      NotImplementedError: an extremum with `transpose`; partition A.T.
 
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
     """
@@ -361,13 +362,10 @@ def gspmm(
     check_choice("parallel.gspmm", "op", op, OPS)
     check_choice("parallel.gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "parallel.gspmm")
-    if transpose and reduce in ("max", "min"):
-        raise NotImplementedError(
-            f"parallel.gspmm: no {reduce} over columns of a matrix in parts; "
-            "parallel.partition(A.T, mesh, axis) has them as rows"
-        )
     X, apart = _operand("gspmm", "X", A, X, not transpose)
-    if transpose:
+    if transpose and reduce in ("max", "min"):
+        C = _extremum_back(A, X, op, reduce, schedule)
+    elif transpose:
         C = _messages_back(A, X, op, reduce, schedule)
     elif reduce == "sum" and op in ("mul", "copy"):
         C = _product(A if op == "mul" else _ones(A, X.dtype), X, False, schedule)
@@ -384,6 +382,33 @@ def gspmm(
 
 def _ones(A: PartitionedArray, dtype: Any) -> PartitionedArray:
     return A._filled(lambda x: jnp.ones_like(x, dtype))
+
+
+def _extremum_back(
+    A: PartitionedArray, X: jax.Array, op: str, reduce: str, schedule: Schedule | None
+) -> jax.Array:
+    """Extrema along A^T: those of each part's rows go to the owners of the columns, which take of
+    them that of the first part that attains it."""
+    extremum = jax.ops.segment_max if reduce == "max" else jax.ops.segment_min
+
+    def local(part: Part, X: jax.Array) -> jax.Array:
+        options: dict = dict(op=op, reduce=reduce, transpose=True, schedule=schedule)
+        found = local_gspmm(part.matrix(), X, **options)
+        here = jnp.full((found.shape[0], 1), jax.lax.axis_index(part.axis) + 1, jnp.int32)
+        candidates, rows = part.to_owners(found, part.own.shape[1])
+        numbers, _ = part.to_owners(here, part.own.shape[1])
+        numbers = numbers[:, 0]  # 0 where there is none
+        rows = jnp.where(numbers > 0, rows, part.own.shape[1])
+        of_rows: dict = dict(num_segments=part.own.shape[1])
+        fixed = jax.lax.stop_gradient(candidates)
+        best = extremum(fixed, rows, **of_rows).at[rows].get(mode="fill", fill_value=0)
+        attains = (fixed == best) | (fixed != fixed)
+        last = jnp.iinfo(jnp.int32).max
+        first = jax.ops.segment_min(jnp.where(attains, numbers[:, None], last), rows, **of_rows)
+        chosen = numbers[:, None] == first.at[rows].get(mode="fill", fill_value=-1)
+        return jax.ops.segment_sum(jnp.where(chosen, candidates, 0), rows, **of_rows)
+
+    return A._on_each(local, X)
 
 
 def _messages_back(

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.plan import explanation
@@ -140,19 +141,52 @@ class Part:
             x = jnp.concatenate([x, self.received(x, dimension)], axis=dimension)
         return x[(slice(None),) * dimension + (self.table_places,)]
 
+    def to_owners(self, x: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+        """Of a row for each column of `matrix`, those that the parts have for the `columns` of this
+        one: its own, and what the others send it, zeros between them; and which column each is
+        for."""
+        offsets = self.merged.transposed[0]  # type: ignore[index]
+        wide = x.shape[0] // (offsets.shape[0] - 1)
+        there = jnp.repeat(jnp.diff(offsets) > 0, wide, total_repeat_length=x.shape[0])
+        exchange, ours = self.exchange, columns + self.exchange.between_two
+        size = columns + exchange.received
+        placed = jnp.zeros((size, *x.shape[1:]), x.dtype)
+        placed = placed.at[jnp.where(there, self.table_places, size)].set(x, mode="drop")
+        own, between, shared = jnp.split(placed, [columns, ours])
+        found, rows = [own], [jnp.arange(columns, dtype=jnp.int32)]
+        if exchange.between_two:
+            found.append(exchange.back.swap(self.axis, between))
+            rows.append(self.sends[: exchange.between_two])
+        if exchange.to_all:
+            owner = np.repeat(np.arange(exchange.parts), exchange.to_all)
+            mine = owner == jax.lax.axis_index(self.axis)
+            everything = jax.lax.all_gather(shared, self.axis, tiled=True)
+            to = jnp.where(mine, self.sends[exchange.between_two :], columns)
+            found.append(everything)
+            rows.append(jnp.tile(to, exchange.parts))
+        return jnp.concatenate(found), jnp.concatenate(rows)
+
     def matrix(self) -> SparseArray:
         """All entries of the rows of this part, in the order of the whole matrix."""
         values = jnp.concatenate([self.own.values, self.foreign.values])
-        return self.merged.with_values(self.in_matrix(values))
+        return dataclasses.replace(self.merged, values=self.in_matrix(values))
+
+    def pattern(self) -> SparseArray:
+        """`matrix` without its values."""
+        block = self.own.format.block_shape
+        none = jnp.zeros((self.merged.values.shape[0], *block), bool)
+        return dataclasses.replace(self.merged, values=none) if block else self.merged
 
     def in_matrix(self, values: jax.Array) -> jax.Array:
-        """[..., own and then foreign entries] -> [..., entries of `matrix`]."""
-        return values.at[..., self.merged.values].get(mode="fill", fill_value=0)
+        """[..., own and then foreign entries] -> [..., entries of `matrix`]; of vectors and blocks
+        with their axes behind."""
+        inner = (slice(None),) * len(self.own.format.block_shape)
+        return values.at[..., self.merged.values, *inner].get(mode="fill", fill_value=0)
 
     def apart(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Values of `matrix` -> those of own and of foreign entries."""
-        own = self.own.nnz
-        both = jnp.zeros(own + self.foreign.nnz, values.dtype)
+        own, foreign = (x.values.shape[0] for x in (self.own, self.foreign))
+        both = jnp.zeros((own + foreign, *values.shape[1:]), values.dtype)
         both = both.at[self.merged.values].set(values, mode="drop", unique_indices=True)
         return both[:own], both[own:]
 
@@ -184,10 +218,10 @@ class PartitionedArray:
     axis.
 
     Attributes:
-      own, foreign: SparseArrays whose leaves have a leading axis for the parts. The columns of
-        `foreign` are places in the buffer that a part receives.
+      own, foreign: SparseArrays whose leaves have a leading axis for the parts, in CSR, CVS or
+        BCSR. The columns of `foreign` are places in the buffer that a part receives.
       merged: the structure of both together, for operations on whole rows; its values say where an
-        entry is among those of `own` and then of `foreign`.
+        entry (a vector, a block) is among those of `own` and then of `foreign`.
       table_places, table_names: for each column of `merged` its place among own and then received
         rows of a dense operand, and its column in the order of the parts.
       sends: which of its rows a part sends, message after message.
@@ -236,8 +270,14 @@ class PartitionedArray:
         return self.own.dtype
 
     @property
+    def format(self) -> Format:
+        """CSR, CVS(V) or BCSR(r, c): of the parts."""
+        return self.own.format
+
+    @property
     def values(self) -> tuple[jax.Array, jax.Array]:
-        """The values of all parts, of own and of foreign columns: each [parts, entries]."""
+        """The values of all parts, of own and of foreign columns: each [parts, entries], or
+        [parts, vectors, V] and [parts, blocks, r, c]."""
         return self.own.values, self.foreign.values
 
     def with_values(self, values: tuple[Any, Any]) -> PartitionedArray:
@@ -399,7 +439,8 @@ class PartitionedArray:
             raise ImportError(what) from error
         exchange, columns, size = self._taken(n, dtype)
         ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
-        image = ax.imshow(exchange.needed.T * columns * size, vmin=0, interpolation="nearest")
+        needed = exchange.needed_of_others.T
+        image = ax.imshow(needed * columns * size, vmin=0, interpolation="nearest")
         ax.figure.colorbar(image, ax=ax, label="bytes")
         ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {columns} columns")
         return ax
@@ -422,14 +463,14 @@ class PartitionedArray:
         return self.exchange, np.dtype(dtype).itemsize
 
     def _covered(self, n: int, dtype: Any) -> bool:
-        """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less,
-        the values included that travel when they change."""
+        """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less
+        over all devices, the values included that travel when they change."""
         if self.cover is None:
             return False
         result = jnp.result_type(self.dtype, dtype).itemsize
-        rows = self.cover.exchange.sent * n * result
-        values = self.cover.values.sent * np.dtype(self.dtype).itemsize
-        return rows + values < self.exchange.sent * n * np.dtype(dtype).itemsize
+        rows = self.cover.exchange.total * n * result
+        values = self.cover.values.total * np.dtype(self.dtype).itemsize
+        return rows + values < self.exchange.total * n * np.dtype(dtype).itemsize
 
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""

@@ -4,17 +4,22 @@ Part p has the rows of its range and, of a dense operand, the rows of a range of
 Entries in other columns are foreign: the rows that they name are received from their owners
 (exchange.py). `piece` cuts one part and needs no other; `Sizes` is what the parts must agree on,
 since a program has one size for all of them; `padded` then gives the arrays of a part.
+
+An entry here is one value, a column vector or a block, and a row or a column of `Piece` one of the
+grid of vectors or blocks; `Sizes`, `Exchange` and what `padded` says of dense operands count rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sgap_jax.parallel.exchange import Exchange
+
+NONE = np.zeros(0, np.int64)
 
 
 def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
@@ -41,7 +46,7 @@ def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
 
 
 class Compressed(NamedTuple):
-    """The arrays of a CSR matrix."""
+    """The arrays of a CSR, CVS or BCSR matrix."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -54,7 +59,7 @@ class Piece:
 
     Attributes:
       part: which.
-      matrix: its rows, with the columns of the whole matrix.
+      matrix: its rows (of the grid), with the columns of the whole matrix.
       near: for each entry, whether the part owns its column.
       wanted: the foreign columns, ascending: those of one owner follow each other.
       ends: [parts + 1] where in `wanted` the columns of each owner begin.
@@ -105,12 +110,16 @@ class Sizes:
     table: int
 
     @classmethod
-    def of(cls, counts: np.ndarray, column_bounds: np.ndarray) -> Sizes:
-        """From the counts of all parts."""
+    def of(
+        cls, counts: np.ndarray, column_bounds: np.ndarray, tile: tuple[int, int] = (1, 1)
+    ) -> Sizes:
+        """From the counts of all parts, whose entries are vectors or blocks of this size."""
         near, far, rows, table = (int(x) for x in counts[:, :4].max(0))
         entries = int(counts[:, :2].sum(1).max())
         columns = int(np.diff(column_bounds).max())
-        return cls(max(rows, 1), max(columns, 1), near, far, entries, max(table, 1))
+        high, wide = tile
+        rows, columns, table = max(rows, 1) * high, max(columns, 1) * wide, max(table, 1) * wide
+        return cls(rows, columns, near, far, entries, table)
 
 
 class Padded(NamedTuple):
@@ -124,7 +133,7 @@ class Padded(NamedTuple):
         of foreign columns.
       table: [table] for each row of that table its place among own and then received rows.
       names: [table] its column in the order of the parts; of padding, the largest int32.
-      requests: which row of its owner each row of the buffer that the part receives is.
+      requests: which row of its owner each row is that the part receives and that is for it alone.
     """
 
     own: Compressed
@@ -135,30 +144,47 @@ class Padded(NamedTuple):
     requests: np.ndarray
 
 
-def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.ndarray) -> Padded:
+def padded(
+    found: Piece,
+    sizes: Sizes,
+    exchange: Exchange,
+    column_bounds: np.ndarray,
+    tile: tuple[int, int] = (1, 1),
+    shared: np.ndarray = NONE,
+) -> Padded:
+    """The arrays of a part, in the sizes of all; `shared` are the columns that go to all."""
     part, (values, offsets, columns), near = found.part, found.matrix, found.near
+    high, wide = tile
+    rows = sizes.rows // high
     begin, end = (int(x) for x in column_bounds[part : part + 2])
     row = np.repeat(np.arange(found.rows), np.diff(offsets))
-    owner = np.repeat(np.arange(exchange.parts), np.diff(found.ends))  # of each wanted column
     # Where each wanted column is received.
-    buffer = exchange.received_at(part)[owner] + np.arange(len(owner)) - found.ends[owner]
+    buffer = np.zeros(len(found.wanted), np.int64)
+    alone = ~np.isin(found.wanted, shared)
+    asked = found.wanted[alone]
+    ends = np.searchsorted(asked, column_bounds)
+    owner = np.repeat(np.arange(exchange.parts), np.diff(ends))
+    buffer[alone] = exchange.received_at(part)[owner] // wide + np.arange(len(owner)) - ends[owner]
+    buffer[~alone] = shared_places(shared, exchange, column_bounds, wide)[
+        np.searchsorted(shared, found.wanted[~alone])
+    ]
     there = buffer[np.searchsorted(found.wanted, columns[~near])]
     order = np.lexsort((there, row[~near]))
-    own = compressed(row[near], columns[near] - begin, values[near], sizes.rows)
-    foreign = compressed(row[~near][order], there[order], values[~near][order], sizes.rows)
+    own = compressed(row[near], columns[near] - begin, values[near], rows)
+    foreign = compressed(row[~near][order], there[order], values[~near][order], rows)
     place = np.zeros(len(columns), np.int64)  # of each entry among those of own and foreign columns
     place[near] = np.arange(near.sum())
     place[np.flatnonzero(~near)[order]] = sizes.own + np.arange(len(order))
     names = np.concatenate([found.wanted, np.arange(begin, end)])
-    table = np.concatenate([sizes.columns + buffer, np.arange(end - begin)])
+    table = np.concatenate([sizes.columns // wide + buffer, np.arange(end - begin)])
     by_name = np.argsort(names)
     names, table = names[by_name], table[by_name]
-    merged = compressed(row, np.searchsorted(names, columns), place, sizes.rows)
+    merged = compressed(row, np.searchsorted(names, columns), place, rows)
     # Padding is behind all places, each somewhere else: a scatter drops it.
     beyond = sizes.own + sizes.foreign + np.arange(sizes.entries - len(place))
-    rest = sizes.table - len(names)
-    requests = np.zeros(exchange.received, np.int32)
-    requests[buffer] = found.wanted - column_bounds[owner]
+    rest = sizes.table - len(names) * wide
+    requests = np.zeros(exchange.between_two, np.int32)
+    requests[rows_of(buffer[alone], wide)] = rows_of(asked - column_bounds[owner], wide)
     return Padded(
         enlarged(own, sizes.own),
         enlarged(foreign, sizes.foreign),
@@ -166,10 +192,45 @@ def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.nda
             np.concatenate([place, beyond]).astype(np.int32),
             *enlarged(merged, sizes.entries)[1:],
         ),
-        np.concatenate([table, np.zeros(rest)]).astype(np.int32),
-        np.concatenate([names, np.full(rest, np.iinfo(np.int32).max)]).astype(np.int32),
+        np.concatenate([rows_of(table, wide), np.zeros(rest)]).astype(np.int32),
+        np.concatenate([rows_of(names, wide), np.full(rest, np.iinfo(np.int32).max)]).astype(
+            np.int32
+        ),
         requests,
     )
+
+
+def shared_places(
+    shared: np.ndarray, exchange: Exchange, column_bounds: np.ndarray, width: int
+) -> np.ndarray:
+    """Where the columns that go to all are received, in blocks of `width` rows."""
+    ends = np.searchsorted(shared, column_bounds)
+    owner = np.repeat(np.arange(exchange.parts), np.diff(ends))
+    begins = np.array([exchange.shared_at(q) // width for q in range(exchange.parts)])
+    return begins[owner] + np.arange(len(shared)) - ends[owner]
+
+
+def sent_rows(
+    part: int,
+    told: np.ndarray,
+    shared: np.ndarray,
+    exchange: Exchange,
+    column_bounds: np.ndarray,
+    width: int,
+) -> np.ndarray:
+    """[received]: which of its rows a part sends: what the others have asked for (`told`), and what
+    goes to all."""
+    mine = shared[(shared >= column_bounds[part]) & (shared < column_bounds[part + 1])]
+    rows = np.zeros(exchange.received, np.int32)
+    rows[: exchange.between_two] = told
+    begin = exchange.shared_at(part)
+    rows[begin : begin + len(mine) * width] = rows_of(mine - column_bounds[part], width)
+    return rows
+
+
+def rows_of(blocks: np.ndarray, width: int) -> np.ndarray:
+    """The rows of a dense operand that columns of a grid of blocks name, block after block."""
+    return (blocks[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> Compressed:
@@ -182,7 +243,7 @@ def enlarged(matrix: Compressed, entries: int, value: int = 0) -> Compressed:
     values, offsets, indices = matrix
     rest = entries - len(values)
     return Compressed(
-        np.concatenate([values, np.full(rest, value, values.dtype)]),
+        np.concatenate([values, np.full((rest, *values.shape[1:]), value, values.dtype)]),
         offsets,
         np.concatenate([indices, np.zeros(rest, indices.dtype)]),
     )
@@ -201,10 +262,11 @@ def explanation(
     k rows of the dense operand, of `whole_row` bytes, split evenly."""
     parts, row = exchange.parts, n * size
     whole_row = row if whole_row is None else whole_row
-    useful = exchange.needed.sum(0).tolist()
     sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
+    useful = exchange.needed_of_others.sum(0).tolist()
+    between_two = replace(exchange, to_all=()).total
     balance = max(entries) * parts / max(sum(entries), 1)
-    share = 0.0 if sum(sent) == 0 else 1 - sum(useful) / sum(sent)
+    share = 0.0 if between_two == 0 else 1 - int(exchange.needed.sum()) / between_two
     lines = [
         f"{parts} parts, {exchange.how}, {n} columns",
         f"sent by a device, at most {max(sent) * row:>14,} bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,15 @@ from jax.sharding import Mesh, NamedSharding
 
 from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.levels import BCSR, CSR, CVS, Format
+from sgap_jax.formats.vectors import tile
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
 from sgap_jax.parallel.exchange import Exchange, swapped
+from sgap_jax.parallel.global_columns import to_all
 from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.partitioned import Cover, PartitionedArray, Share
-from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece
+from sgap_jax.parallel.plan import NONE, Compressed, Sizes, bounds_of, padded, piece, sent_rows
+from sgap_jax.parallel.plan import rows_of as rows_of_blocks
 from sgap_jax.parallel.second_axis import Shared, shared_exchange
 
 
@@ -43,7 +47,9 @@ def partition(
 
     Args:
       A: sparse [m, k] with a concrete structure and concrete values, in any format; entries with
-        equal coordinates are summed. Where there are several processes, each has the whole matrix;
+        equal coordinates are summed. CVS(V) and BCSR(r, c) stay what they are if they divide the
+        shape (of a square matrix V, or r and c, divide the rows of each part too); every other
+        format becomes CSR. Where there are several processes, each has the whole matrix;
         `from_parts` needs less.
       mesh, axis: the mesh, and the name of the axis whose devices get a part each.
       second: another axis of the mesh, whose devices have the same part: they divide the columns of
@@ -51,11 +57,14 @@ def partition(
         (`PartitionedArray.choose`). Without it the operations divide the columns where it is known
         that the operand is split so: of arrays with a value, [parts, rows, n], and under explicit
         axes.
-      rows: "balanced" by entries, "even", or the number of rows of each part, in all m.
+      rows: "balanced" by entries, "even", or the number of rows of each part, in all m. Vectors and
+        blocks are not cut: "balanced" and "even" go by whole ones.
       order: "given"; or a function of A that gives a permutation of its rows, part by part: row
         order[i] comes i-th; or "metis", which also says how many rows each part of a square matrix
         has: METIS (`pip install 'sgap_jax[metis]'`) cuts the graph so that few vertices have
-        neighbours in other parts. Of a square matrix the columns are permuted as the rows.
+        neighbours in other parts. Of a square matrix the columns are permuted as the rows. A
+        function whose permutation takes the rows of a vector or a block apart makes a CSR matrix of
+        it; METIS keeps them together.
 
     Returns:
       A `PartitionedArray` in A's dtype. `to_parts` and `from_parts` have the given order of rows.
@@ -75,11 +84,8 @@ def partition(
     if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
     (m, k), permutation = A.shape, None
-    matrix = A.to_scipy().tocsr()
-    if isinstance(order, str) and order == "metis":
-        permutation, counts = by_metis(matrix, parts, rows)
-        rows = counts.tolist()
-    elif not (isinstance(order, str) and order == "given"):
+    format = _stored_format(A)
+    if not (isinstance(order, str) and order in ("given", "metis")):
         if not callable(order):
             raise ValueError(
                 f"partition: order: expected 'given', 'metis' or a function, got {order!r}"
@@ -87,14 +93,86 @@ def partition(
         permutation = np.asarray(order(A))
         if permutation.shape != (m,) or not np.array_equal(np.sort(permutation), np.arange(m)):
             raise ValueError(f"partition: order: expected a permutation of 0 .. {m - 1}")
+        if not _together(permutation, _unit(format, (m, k))):
+            format = CSR
+    unit, (high, wide) = _unit(format, (m, k)), tile(format)
+    # In the grid of vectors or blocks, whose data are their places among the values.
+    values, offsets, indices = _arrays(A, format)
+    places = values if format == CSR else np.arange(len(values))
+    matrix = scipy.sparse.csr_array((places, indices, offsets), shape=(m // high, k // wide))
+    if isinstance(order, str) and order == "metis":
+        graph = matrix if unit == 1 else _of_units(matrix, unit // high, unit // wide)
+        units, counts = by_metis(graph, parts, rows)
+        permutation, rows = rows_of_blocks(units, unit), (counts * unit).tolist()
     if permutation is not None:
-        matrix = matrix[permutation]
-        matrix = matrix[:, permutation] if m == k else matrix
-    matrix = matrix.tocsr()
-    matrix.sum_duplicates()
-    bounds = bounds_of(rows, np.diff(matrix.indptr), parts)
-    rows_of = lambda p: matrix[bounds[p] : bounds[p + 1]]  # noqa: E731
-    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation, second)
+        matrix = matrix[permutation[::high] // high]
+        matrix = matrix[:, permutation[::wide] // wide].tocsr() if m == k else matrix
+        matrix.sort_indices()
+    bounds = _row_bounds(rows, np.diff(matrix.indptr), parts, m, unit, format)
+
+    def rows_of(p: int) -> Compressed:
+        part = matrix[bounds[p] // high : bounds[p + 1] // high]
+        data = part.data if format == CSR else values[part.data]
+        return Compressed(data, part.indptr, part.indices)
+
+    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation, second, format)
+
+
+def _stored_format(A: SparseArray) -> Format:
+    """The format that A has in parts: its own one of vectors or blocks, if they are of rows and
+    divide the shape; else CSR."""
+    high, wide = tile(A.format)
+    kept = A.format in (CVS(high), BCSR(high, wide)) and A.is_checked
+    return A.format if kept and A.shape[0] % high == A.shape[1] % wide == 0 else CSR
+
+
+def _unit(format: Format, shape: tuple[int, int]) -> int:
+    """How many rows stay together: of a square matrix parts own as many columns."""
+    high, wide = tile(format)
+    return math.lcm(high, wide) if shape[0] == shape[1] else high
+
+
+def _together(permutation: np.ndarray, unit: int) -> bool:
+    """Whether a permutation of rows is one of groups of `unit` rows that follow each other."""
+    groups = permutation.reshape(-1, unit) if len(permutation) % unit == 0 else permutation[:, None]
+    first = groups[:, :1]
+    return bool((first % unit == 0).all() and (groups == first + np.arange(unit)).all())
+
+
+def _of_units(matrix: scipy.sparse.csr_array, high: int, wide: int) -> scipy.sparse.csr_array:
+    """The pattern of a matrix whose entries are those of high x wide entries each."""
+    entries = matrix.tocoo()
+    size = (matrix.shape[0] // high, matrix.shape[1] // wide)
+    ones = np.ones(matrix.nnz, np.int32)
+    where = entries.row // high, entries.col // wide
+    return scipy.sparse.coo_array((ones, where), shape=size).tocsr()
+
+
+def _row_bounds(
+    rows: Any, lengths: np.ndarray, parts: int, m: int, unit: int, format: Format
+) -> np.ndarray:
+    """[parts + 1]: the first row of each part, a multiple of `unit`; `lengths` are the vectors or
+    blocks in each row of their grid."""
+    if isinstance(rows, str):
+        return bounds_of(rows, lengths.reshape(m // unit, -1).sum(1), parts) * unit
+    bounds = bounds_of(rows, np.zeros(m), parts)
+    if (bounds % unit).any():
+        raise ValueError(
+            f"partition: rows: expected multiples of {unit}, which {format} keeps together, got "
+            f"{np.diff(bounds).tolist()}; A.asformat(CSR) can be cut anywhere"
+        )
+    return bounds
+
+
+def _arrays(A: SparseArray, format: Format) -> Compressed:
+    """The values, row offsets and column indices of A in a format, without padding."""
+    if format == CSR:
+        matrix = A.to_scipy().tocsr()
+        matrix.sum_duplicates()
+        return Compressed(matrix.data, matrix.indptr, matrix.indices)
+    offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
+    used = int(offsets[-1])
+    return Compressed(np.asarray(A.values)[:used], offsets, indices[:used])
 
 
 def from_parts(
@@ -110,7 +188,8 @@ def from_parts(
       parts: for each part whose device belongs to this process, its rows, with the columns of the
         whole matrix: a SparseArray or a SciPy array [rows of the part, k]. A mapping from the
         number of the part, or a function of it, which is called for those parts alone. The parts
-        follow each other; they may have different numbers of rows, none too.
+        follow each other; they may have different numbers of rows, none too. If all parts are of
+        the same vectors or blocks, which divide their rows and columns, so is the result.
       mesh, axis: the mesh, and the name of the axis whose devices get a part each. Every process of
         the program calls this function, since they tell each other how many rows they need, and
         which.
@@ -136,9 +215,13 @@ def from_parts(
             )
         for p in mine:
             found[p] = _checked_part(p, parts(p) if callable(parts) else parts.get(p), mine)
-        table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
+        table = {
+            p: np.array([*part.shape, _code(part.dtype), *_stored_format(part).block_shape, 0, 0])
+            for p, part in found.items()
+        }
+        table = {p: x[:5] for p, x in table.items()}
     except Exception:
-        _from_all({p: np.full(3, -1) for p in mine}, count)  # the others wait for this process
+        _from_all({p: np.full(5, -1) for p in mine}, count)  # the others wait for this process
         raise
     sizes = _from_all(table, count)
     if (sizes < 0).any():
@@ -149,13 +232,22 @@ def from_parts(
         raise ValueError(f"from_parts: parts have {widths.tolist()} columns; expected the same")
     dtype = jnp.result_type(*(_DTYPES[code] for code in np.unique(sizes[:, 2])))
     bounds = np.concatenate([[0], np.cumsum(sizes[:, 0])])
+    k, format = int(widths[0]), _common_format(sizes[:, 3:])
+    if (bounds % _unit(format, (int(bounds[-1]), k))).any():
+        format = CSR
 
-    def rows_of(p: int) -> Any:
-        matrix = found.pop(p).to_scipy().tocsr()
-        matrix.sum_duplicates()
-        return matrix
+    def rows_of(p: int) -> Compressed:
+        return _arrays(found.pop(p), format)
 
-    return _spread(rows_of, bounds, int(widths[0]), dtype, mesh, axis, None, second)
+    return _spread(rows_of, bounds, k, dtype, mesh, axis, None, second, format)
+
+
+def _common_format(blocks: np.ndarray) -> Format:
+    """Of parts with these vectors (V, 0) or blocks (r, c)."""
+    high, wide = (int(x) for x in blocks[0])
+    if high == 0 or (blocks != blocks[0]).any():
+        return CSR
+    return BCSR(high, wide) if wide else CVS(high)
 
 
 def _checked_part(p: int, part: Any, mine: list[int]) -> SparseArray:
@@ -303,38 +395,33 @@ def _spread(
     axis: str,
     permutation: np.ndarray | None,
     second: str | None,
+    format: Format,
 ) -> PartitionedArray:
-    """The array of parts whose CSR rows, in SciPy, `rows_of` gives."""
-    m, parts = int(row_bounds[-1]), len(row_bounds) - 1
-    column_bounds = row_bounds if m == k else bounds_of("even", np.zeros(k), parts)
+    """The array of parts whose rows, in a format, `rows_of` gives."""
+    m, parts, size = int(row_bounds[-1]), len(row_bounds) - 1, tile(format)
+    high, wide = size
+    # Of the grid of vectors or blocks.
+    column_bounds = bounds_of("even", np.zeros(k // wide), parts)
+    column_bounds = row_bounds // wide if m == k else column_bounds
     pieces, covers = {}, {}
     for p in _local_parts(mesh, axis):
-        matrix = rows_of(p)
-        arrays = Compressed(matrix.data.astype(dtype), matrix.indptr, matrix.indices)
+        arrays = rows_of(p)
+        arrays = arrays._replace(values=arrays.values.astype(dtype))
         pieces[p] = piece(p, arrays, column_bounds)
-        covers[p] = cover(pieces[p], column_bounds)
-    counts = _from_all(
-        {
-            p: np.concatenate([x.counts(column_bounds), covers[p].counts()])
-            for p, x in pieces.items()
-        },
-        parts,
-    )
+        if format == CSR:  # a smallest cover of entries; blocks send rows of B
+            covers[p] = cover(pieces[p], column_bounds)
+    known = {p: [x.counts(column_bounds)] for p, x in pieces.items()}
+    for p, of_part in covers.items():
+        known[p] += [of_part.counts()]
+    counts = _from_all({p: np.concatenate(x) for p, x in known.items()}, parts)
     counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
-    entries = tuple(counts[:, :2].sum(1).tolist())
-    sizes, exchange = Sizes.of(counts, column_bounds), Exchange.of(counts[:, 4:])
-    covering = CoverPlan.of(of_covers, counts[:, 1])
-    plan = covering if covering.exchange.sent < exchange.sent else None
-    copies = 1 if second is None else mesh.shape[second]
-    of_copy = shared_exchange(exchange, copies, sizes.rows) if copies > 1 else None
-    local, halves, shared = {}, {}, {}
-    for p in list(pieces):
-        found = pieces.pop(p)
-        local[p] = padded(found, sizes, exchange, column_bounds)
-        if of_copy is not None:
-            shared[p] = Shared(found, local[p], exchange, of_copy, copies)
-        if plan is not None:
-            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
+    entries = tuple((counts[:, :2].sum(1) * high * wide).tolist())
+    sizes = Sizes.of(counts, column_bounds, size)
+    if parts * max(sizes.rows, sizes.columns) > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"partition: rows: {parts} parts, each padded to {max(sizes.rows, sizes.columns):,} "
+            "rows as the largest, have more than int32 counts; expected more even parts"
+        )
 
     def stacked(each: Mapping[int, Any], *axes: str | None) -> Any:
         """Pytrees of NumPy arrays of the parts as one of arrays [parts, ...], split over the axis
@@ -351,8 +438,37 @@ def _spread(
 
         return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
 
+    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """What the parts here are sent of the plan, by whom it concerns."""
+        if jax.process_count() == 1:
+            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
+        over_devices = _told(exchange, stacked(mine), mesh, axis)
+        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
+
+    copies = 1 if second is None else mesh.shape[second]
+    exchange, to_each = Exchange.of(counts[:, 4:], wide), NONE
+    of_copy = None
+    if copies > 1 and format == CSR:  # entries and messages are shared one by one
+        of_copy = shared_exchange(exchange, copies, sizes.rows)
+    if of_copy is None:
+        exchange, to_each = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
+    plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
+    if plan is not None and plan.exchange.total >= exchange.total:
+        plan = None
+    local, halves, shared = {}, {}, {}
+    for p in list(pieces):
+        found = pieces.pop(p)
+        local[p] = padded(found, sizes, exchange, column_bounds, size, to_each)
+        if of_copy is not None:
+            shared[p] = Shared(found, local[p], exchange, of_copy, copies)
+        if plan is not None:
+            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
+
     def made(x: Compressed, rows: int, columns: int) -> SparseArray:
-        return SparseArray.from_arrays(*x, shape=(rows, columns), format=CSR)
+        stored = (len(x.values), *format.block_shape)
+        values = x.values if x.values.shape == stored else np.zeros(stored, bool)
+        array = SparseArray.from_arrays(values, *x[1:], shape=(rows, columns), format=format)
+        return replace(array, values=x.values)  # places of `merged` are one for each block
 
     def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
         return stacked({p: made(x, rows, columns) for p, x in arrays.items()})
@@ -366,13 +482,10 @@ def _spread(
     def of_rows(name: str, columns: int) -> SparseArray:
         return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
 
-    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """What the parts here are sent of the plan, by whom it concerns."""
-        if jax.process_count() == 1:
-            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
-        over_devices = _told(exchange, stacked(mine), mesh, axis)
-        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
-
+    requests = told(exchange.back, {p: x.requests for p, x in local.items()})
+    asked = {
+        p: sent_rows(p, x, to_each, exchange, column_bounds, wide) for p, x in requests.items()
+    }
     share = None
     if of_copy is not None:
         counts = _from_all({p: x.counts() for p, x in shared.items()}, parts)
@@ -386,13 +499,15 @@ def _spread(
         )
     whole = PartitionedArray(
         own=of_rows("own", sizes.columns),
-        foreign=of_rows("foreign", max(exchange.received, 1)),
+        foreign=of_rows("foreign", max(exchange.received, wide)),
         merged=of_rows("merged", sizes.table),
         table_places=stacked({p: arrays.table for p, arrays in local.items()}),
         table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=stacked(told(exchange.back, {p: x.requests for p, x in local.items()})),
+        sends=stacked(asked),
         row_places=_places(row_bounds, sizes.rows, permutation, mesh),
-        column_places=_places(column_bounds, sizes.columns, permutation if m == k else None, mesh),
+        column_places=_places(
+            column_bounds * wide, sizes.columns, permutation if m == k else None, mesh
+        ),
         shape=(m, k),
         mesh=mesh,
         axis=axis,

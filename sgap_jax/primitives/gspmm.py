@@ -135,14 +135,15 @@ def _gspmm(
 
 
 def message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
-    """Values v [nnz] for which each message is X * v ("mul", "div", "copy") or X + v ("add",
-    "sub")."""
+    """Values v, of the shape of A's, for which each message is X * v ("mul", "div", "copy") or
+    X + v ("add", "sub")."""
     if op == "copy":
-        return jnp.ones(A.nnz, dtype)
+        return jnp.ones(A.values.shape, dtype)
     values = A.values.astype(dtype)
     if op == "div":
         # The padding may hold zeros or NaN, whose reciprocals would reach gradients.
-        stored = entries_that_count(by_rows(A)[0])
+        stored = entries_that_count(A if A.format.block_shape else by_rows(A)[0])
+        stored = stored.reshape(-1, *(1,) * (values.ndim - 1))
         return 1 / jnp.where(stored, values, jnp.ones((), dtype))
     return -values if op == "sub" else values
 

@@ -104,8 +104,6 @@ def test_other_operations(A, mesh):
         parallel.gspmm(P, ones, reduce="prod")
     with pytest.raises(ValueError, match="op must be one of"):
         parallel.gsddmm(P, ones, ones, op="pow")
-    with pytest.raises(NotImplementedError, match=r"partition\(A.T, mesh, axis\)"):
-        parallel.gspmm(P, ones, reduce="max", transpose=True)
     with pytest.raises(ValueError, match="scale must be a real scalar"):
         parallel.sparse_softmax(P, scale=jnp.ones(2))
     with pytest.raises(TypeError, match="schedule must be"):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from parts_calls import ATTENTION, cases, cuts_of
+from parts_calls import ATTENTION, SIZES, cases, cuts_of
 
 # Their sums have the order of the parts, or of the devices that divide the features.
 SUMMED_OVER_PARTS = (
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("parts_of_eight")
 @pytest.fixture(scope="module")
 def rows(request):
     """What the script prints for the cases that this session runs."""
-    tests = test_values_and_gradients, test_a_split_sequence
+    tests = test_values_and_gradients, test_a_split_sequence, test_sizes
     items = [item for item in request.session.items if item.function in tests]
     mine = dict.fromkeys(item.callspec.params["case"] for item in items)
     found = subprocess.run(
@@ -44,10 +44,12 @@ def test_values_and_gradients(case, rows):
     assert [row["cut"] for row in mine] == list(cuts_of(case))
     for row in mine:
         assert row["difference"] < 1e-12, row
-        if case not in SUMMED_OVER_PARTS and row["cut"] != "reordered":
+        # A sum of single entries may run by the schedule of a part.
+        scheduled = row["cut"] == "blocks" and case == "gspmm, add, sum"
+        if case not in SUMMED_OVER_PARTS and row["cut"] != "reordered" and not scheduled:
             assert row["same"], row  # the bits of one device
         if row["cut"] != "second axis":
-            assert row["covered"][1]
+            assert row["covered"][1] == (row["cut"] not in ("vectors", "blocks"))
             continue
         alone, covered, shared, rows = row["rows"]
         assert row["costs"] == {  # in bytes: not used, columns, copies
@@ -78,5 +80,26 @@ def test_a_split_sequence(case, rows):
     else:
         assert moved
     shared = [shape for shape, how in row["sent"] if how == "all-reduce"]
+    if "global" in case:  # once to all, their gradients once back, and their neighbours
+        assert {x: shared.count(x) for x in ("2,2,2,4", "2,2,2,5")} == {"2,2,2,4": 2, "2,2,2,5": 2}
+        assert row["rows"] == [2 + 4, *[4 + 4] * 6, 2 + 4] and row["long"] == []
+        assert len(moved) == 8 and len(moved) + len(shared) == len(row["sent"])
+        return
     if ATTENTION[case][1].get("rows") == "even":
         assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes(case, rows):
+    """Of compiled programs: memory per device falls as the devices, forward and backward; entries
+    of all parts together may be more than int32 counts."""
+    mine = [row for row in rows if row["name"] == case]
+    if case == "memory":
+        assert [row["devices"] for row in mine] == [2, 4, 8]
+        for way in ("forward", "backward"):
+            for fewer, more in zip(mine, mine[1:], strict=False):
+                assert more[way] < 0.6 * fewer[way], mine
+    else:
+        (row,) = mine
+        assert row["entries"] > 2**31 and row["argument"] > 8 * 500_000_000

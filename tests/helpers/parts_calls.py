@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -20,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import sgap_jax as sj
-from sgap_jax import SparseArray, masks, parallel
+from sgap_jax import BCSR, CVS, SparseArray, masks, parallel
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
@@ -36,6 +37,12 @@ def graph(m, k, share=0.1):
     return SparseArray.from_dense(D)
 
 
+def filled(A, format):
+    """A in vectors or blocks, without zeros in them."""
+    A = A.asformat(format)
+    return A.with_values(np.random.default_rng(4).standard_normal(A.values.shape))
+
+
 # name: (a matrix, how it is cut)
 CUTS = {
     # Four parts, each on two devices, which divide columns or share the messages of one.
@@ -48,6 +55,8 @@ CUTS = {
         ),
     ),
     "rectangular": (graph(11, 26), dict(rows="even")),
+    "vectors": (filled(graph(32, 32), CVS(2)), dict(rows=[4, 6, 0, 2, 8, 8, 2, 2])),
+    "blocks": (filled(graph(24, 36), BCSR(2, 3)), {}),
 }
 
 
@@ -81,7 +90,7 @@ def cases():
         found[f"gspmm, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: ops.gspmm(
             A, Y, op=op, reduce=reduce
         )
-    for op, reduce in (("sub", "mean"), ("mul", "sum")):
+    for op, reduce in (("sub", "mean"), ("mul", "sum"), ("add", "max"), ("mul", "min")):
         found[f"gspmm, transposed, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: (
             ops.gspmm(A, X, op=op, reduce=reduce, transpose=True)
         )
@@ -89,8 +98,9 @@ def cases():
 
 
 def cuts_of(name):
-    """Each case runs reordered, and one of the other two."""
-    return ("second axis", "rectangular")[list(cases()).index(name) % 2], "reordered"
+    """Each case runs twice: reordered or in vectors, and one of the other cuts."""
+    n = list(cases()).index(name)
+    return ("second axis", "blocks", "rectangular")[n % 3], ("reordered", "vectors")[n % 2]
 
 
 def window(size, around):
@@ -99,15 +109,15 @@ def window(size, around):
     return SparseArray.from_dense(band.astype(float))
 
 
-def with_a_global_token(size, around):
+def with_global_tokens(size, around):
+    """All queries but one see keys 2 and 40."""
     D = np.array(window(size, around).todense())
-    D[2], D[:, 2], D[9] = 1, 1, 0
+    D[:, [2, 40]], D[9] = 1, 0
     return SparseArray.from_dense(D)
 
 
 # name: (pattern, how it is cut, heads of queries and of keys, options)
 ATTENTION = {
-    "attention, band": (window(64, 3), dict(rows="even"), (2, 2), {}),
     "attention, band, everything": (
         window(64, 3),
         dict(rows="even"),
@@ -126,9 +136,21 @@ ATTENTION = {
         (2, 1),
         dict(scale="array"),
     ),
-    "attention, a global token in uneven parts": (
-        with_a_global_token(61, 2),
-        {},
+    "attention, vectors": (
+        window(32, 3).asformat(CVS(4)),
+        dict(rows="even"),
+        (2, 1),
+        dict(is_causal=True, bias=(2,), lengths=[13, 32]),
+    ),
+    "attention, blocks": (
+        window(32, 3).asformat(BCSR(2, 4)),
+        dict(rows="even"),
+        (2, 1),
+        dict(is_causal=True),
+    ),
+    "attention, global tokens": (
+        with_global_tokens(64, 2),
+        dict(rows="even"),
         (4, 2),
         dict(bias=(2, 1), scale="array"),
     ),
@@ -140,6 +162,58 @@ ATTENTION = {
     ),
     "attention, other keys": (graph(11, 26), {}, (2, 2), dict(lengths=19, is_causal=True)),
 }
+
+
+def memory():
+    """Bytes of a device on 2, 4 and 8 devices, of attention over a band and global tokens."""
+    D = np.abs(np.subtract.outer(np.arange(1024), np.arange(1024))) <= 3
+    D[:, [2, 700]] = True
+    pattern = SparseArray.from_dense(D.astype(np.float32))
+
+    def loss(q, k, v, A):
+        return jnp.sum(jnp.sin(parallel.sparse_attention(q, k, v, A)))
+
+    for devices in (2, 4, 8):
+        kinds = dict(devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
+        mesh = jax.make_mesh((devices,), ("x",), **kinds)
+        A = parallel.partition(pattern, mesh, "x", rows="even")
+        over = jax.NamedSharding(mesh, jax.P(None, "x"))
+        q = jax.ShapeDtypeStruct((1, 1024, 4, 32), jnp.float32, sharding=over)
+        row = dict(devices=devices)
+        for way, function in (("forward", loss), ("backward", jax.grad(loss, (0, 1, 2)))):
+            found = jax.jit(function).lower(q, q, q, A).compile().memory_analysis()
+            row[way] = sum(
+                getattr(found, f"{name}_size_in_bytes") for name in ("temp", "argument", "output")
+            )
+        yield row
+
+
+def more_entries_than_int32():
+    """A product and its gradients are compiled, and not run, for 2.4e9 + 1.6e9 entries in parts."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    small = parallel.partition(window(64, 3), mesh, "x", rows="even")
+    sizes = {small.own.values.shape[1]: 300_000_000, small.foreign.values.shape[1]: 200_000_000}
+    sizes[small.merged.values.shape[1]] = 500_000_000
+    assert len(sizes) == 3
+
+    def large(x):
+        shape = tuple(sizes.get(n, n) if i == 1 else n for i, n in enumerate(x.shape))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    entries = tuple(jax.tree.map(large, getattr(small, x)) for x in ("own", "foreign", "merged"))
+    A = replace(small, **dict(zip(("own", "foreign", "merged"), entries, strict=True)), cover=None)
+    B = jax.ShapeDtypeStruct((8, 8, 4), jnp.float64)
+
+    def loss(own, foreign, A, B):
+        A = replace(A, own=replace(A.own, values=own), foreign=replace(A.foreign, values=foreign))
+        return jnp.sum(jnp.sin(A @ B))
+
+    program = jax.jit(jax.grad(loss, (0, 1, 3)))
+    found = program.lower(A.own.values, A.foreign.values, A, B).compile().memory_analysis()
+    yield dict(entries=8 * 500_000_000, argument=found.argument_size_in_bytes)
+
+
+SIZES = {"memory": memory, "more entries than int32": more_entries_than_int32}
 
 
 def result(A, out):
@@ -164,7 +238,8 @@ def run_case(function, ops, A, X, Y):
 
 def sent_by(text):
     """(shape, collective) of those in a compiled program."""
-    return re.findall(r"= \w+\[([\d,]*)\]\S* (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
+    found = re.findall(r"= (\S.*?) (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
+    return [(x, how) for shapes, how in found for x in re.findall(r"\w+\[([\d,]*)\]", shapes)]
 
 
 def difference(got, expected):
@@ -180,7 +255,10 @@ def run(names):
         for cut, (whole, options) in CUTS.items()
     }
     for name in names:
-        rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
+        if name in SIZES:
+            rows = SIZES[name]()
+        else:
+            rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
         for row in rows:
             print(json.dumps(dict(name=name) | row), flush=True)
 
@@ -238,9 +316,9 @@ def run_attention(name, mesh):
         """[..., nnz] -> that of own and of foreign entries."""
         each = [
             parallel.partition(pattern.with_values(one), mesh, "x", **cut).values
-            for one in bias.reshape(-1, pattern.nnz)
+            for one in bias.reshape(-1, *pattern.values.shape)
         ]
-        lead = bias.shape[:-1]
+        lead = bias.shape[: bias.ndim - pattern.values.ndim]
         return tuple(jnp.stack(x).reshape(*lead, *x[0].shape) for x in zip(*each, strict=True))
 
     def compiled(ops, A, free, **split_axes):
@@ -251,7 +329,7 @@ def run_attention(name, mesh):
 
         return jax.jit(jax.grad(loss, has_aux=True)).lower(free).compile()
 
-    bias = normal(*options["bias"], pattern.nnz) if "bias" in options else None
+    bias = normal(*options["bias"], *pattern.values.shape) if "bias" in options else None
     one, split = dict(free), dict(free)
     if bias is not None:
         one["bias"], split["bias"] = bias, spread(bias)
@@ -271,4 +349,4 @@ def run_attention(name, mesh):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:] or [*cases(), *ATTENTION])
+    run(sys.argv[1:] or [*cases(), *ATTENTION, *SIZES])

@@ -12,11 +12,20 @@ from battery import BATTERY, array
 from jax.sharding import AxisType
 
 import sgap_jax
-from sgap_jax import CVS, SparseArray, parallel
+from sgap_jax import BCSR, CSR, CVS, SparseArray, parallel
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover, smallest_vertex_cover
 from sgap_jax.parallel.exchange import Exchange
+from sgap_jax.parallel.global_columns import to_all
 from sgap_jax.parallel.metis import by_metis
-from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, explanation, padded, piece
+from sgap_jax.parallel.plan import (
+    Compressed,
+    Sizes,
+    bounds_of,
+    explanation,
+    padded,
+    piece,
+    sent_rows,
+)
 from sgap_jax.parallel.second_axis import Shared
 
 NAMES = ("skewed", "empty_rows_at_both_ends", "no_entries", "no_rows", "one_row", "wide")
@@ -176,6 +185,72 @@ def test_a_cover_is_a_smallest_one():
     assert plan.partial_rows.tolist() == [[0, 1], [0, 0]] and plan.values.needed[1, 0] == 5
 
 
+def test_rounds_of_uneven_pairs_have_little_padding():
+    """In at most four rounds for each part; each pair has one message, and pairs of one size need
+    no more rounds than one part has partners."""
+    rng = np.random.default_rng(0)
+    for parts, spread in ((1, 3), (2, 3), (9, 0), (16, 3), (24, 2)):
+        needed = rng.lognormal(2, spread, (parts, parts)).astype(int) % 1000
+        needed[rng.random(needed.shape) < 0.2] = 0
+        np.fill_diagonal(needed, 0)
+        if spread == 0:  # one size: the rounds of Koenig's theorem
+            needed = np.where(needed > 0, 7, 0)
+        exchange = Exchange.of(needed, 3)
+        got = np.zeros_like(needed)
+        for rows, pairs in exchange.rounds:
+            assert len({q for q, _ in pairs}) == len({p for _, p in pairs}) == len(pairs)
+            for q, p in pairs:
+                assert got[p, q] == 0 and rows % 3 == 0
+                got[p, q] = rows
+        assert ((got >= 3 * needed) & ((got > 0) == (needed > 0))).all()
+        assert exchange.total == got.sum() <= 1.15 * 3 * needed.sum()
+        degree = max(np.count_nonzero(needed, axis).max() for axis in (0, 1))
+        assert len(exchange.rounds) <= (degree if spread == 0 else 4 * (parts - 1))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_columns_that_all_need_go_to_all_at_once(width):
+    """The buffer has the rows that the plan says, of parts that need not all of them too."""
+    parts, each = 6, 5
+    bounds = np.arange(parts + 1) * each
+    D = np.kron(np.eye(parts), np.ones((each, each)))
+    D[:, 7] = D[:-8, 2] = 1  # columns of parts 1 and 0
+    D[3, 12] = 1  # from part 2 to part 0 alone
+    offsets, indices, values = array_of(D)
+    pieces = {}
+    for p, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        span = slice(offsets[a], offsets[b])
+        own = Compressed(values[span], offsets[a : b + 1] - offsets[a], indices[span])
+        pieces[p] = piece(p, own, bounds)
+    needed = np.stack([x.counts(bounds) for x in pieces.values()])[:, 4:]
+
+    def told(exchange, mine):
+        return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
+
+    def from_all(mine, parts):
+        return np.stack([mine[p] for p in range(parts)])
+
+    exchange, shared = to_all(pieces, needed, bounds, width, told, from_all)
+    assert shared.tolist() == [2, 7] and exchange.to_all == (width, width, 0, 0, 0, 0)
+    assert exchange.needed.sum() == width and exchange.sent == -(-2 * 2 * width * 5 // 6) + width
+    before = Exchange.of(needed, width)
+    assert (exchange.sent, exchange.received) < (before.sent, before.received)
+    assert f"one all-reduce of {2 * width} rows" in exchange.how
+    sizes = Sizes.of(np.stack([x.counts(bounds) for x in pieces.values()]), bounds, (1, width))
+    B = np.random.default_rng(0).standard_normal((parts, each * width))
+    arrays = {p: padded(x, sizes, exchange, bounds, (1, width), shared) for p, x in pieces.items()}
+    asked = told(exchange.back, {p: x.requests for p, x in arrays.items()})
+    sent = [B[p][sent_rows(p, asked[p], shared, exchange, bounds, width)] for p in range(parts)]
+    of_two = swapped(replace(exchange, to_all=()), [x[: exchange.between_two] for x in sent])
+    owner = np.repeat(np.arange(parts), exchange.to_all)
+    everywhere = np.array([sent[q][exchange.between_two + i] for i, q in enumerate(owner)])
+    for p, x in arrays.items():
+        received = np.concatenate([B[p], of_two[p], everywhere])
+        assert len(received) == each * width + exchange.received
+        real = x.names < np.iinfo(np.int32).max
+        np.testing.assert_array_equal(received[x.table[real]], B.reshape(-1)[x.names[real]])
+
+
 def test_all_to_all_where_every_pair_exchanges_as_much():
     _, exchange, _ = product_by_plan(np.ones((12, 12)), np.ones((12, 1)), 4, "even")
     assert exchange.width == 3 and exchange.sent == 9
@@ -303,13 +378,33 @@ def ancestors(text):
     return found
 
 
-def test_vectors_are_expanded_and_duplicates_summed(mesh):
-    D = graph()
-    A = parallel.partition(SparseArray.from_dense(D, format=CVS(4)), mesh, "x")
-    B = np.ones((23, 2))
-    np.testing.assert_allclose(A @ B, loops(D, B), rtol=1e-12, atol=1e-12)
-    other = replace(A, own=A.own)  # a pytree that jit takes and gives back
-    np.testing.assert_array_equal(jax.jit(lambda A: A)(other) @ B, A @ B)
+@pytest.mark.parametrize("format, unit", [(CVS(4), 4), (BCSR(2, 4), 4)], ids=str)
+def test_vectors_and_blocks_stay_together(mesh, format, unit):
+    """Also by METIS and where parts come alone; what does not divide is of single entries."""
+    pytest.importorskip("pymetis", reason="METIS is an extra, sgap_jax[metis]")
+    D, B = graph(24, 24), np.random.default_rng(1).standard_normal((24, 2))
+    whole = SparseArray.from_dense(D, format=format)
+    units = np.random.default_rng(3).permutation(24 // unit)
+    apart = lambda **options: parallel.partition(whole, mesh, "x", **options)
+    A = apart(order=lambda A: (units[:, None] * unit + np.arange(unit)).reshape(-1), rows=[8, 16])
+    assert A.format == format and sum(A.entries) == whole.nnz
+    assert A.own.values.shape[2:] == A.foreign.values.shape[2:] == format.block_shape
+    both = jax.jit(lambda A, B: (A, A @ B))(A, B)  # a pytree that jit takes and gives back
+    np.testing.assert_allclose(both[1], loops(D, B), rtol=1e-12, atol=1e-12)
+    jax.tree.map(np.testing.assert_array_equal, both[0], A)
+    by_metis = apart(order="metis")
+    assert by_metis.format == format and not (np.array(by_metis.row_bounds) % unit).any()
+    np.testing.assert_allclose(by_metis @ B, loops(D, B), rtol=1e-12, atol=1e-12)
+    given = apart(rows="even")
+    parts = {p: SparseArray.from_dense(D[12 * p : 12 * p + 12], format=format) for p in range(2)}
+    jax.tree.map(np.testing.assert_array_equal, parallel.from_parts(parts, mesh, "x"), given)
+    with pytest.raises(ValueError, match=f"expected multiples of {unit}, which .* keeps together"):
+        apart(rows=[7, 17])
+    assert apart(order=lambda A: np.arange(24)[::-1]).format == CSR
+    parts[1] = parts[1].asformat(CSR)
+    assert parallel.from_parts(parts, mesh, "x").format == CSR
+    ragged = SparseArray.from_dense(graph(), format=format)
+    assert parallel.partition(ragged, mesh, "x").format == CSR
 
 
 def test_parts_of_their_own(mesh):
@@ -335,18 +430,20 @@ def test_parts_of_their_own(mesh):
     np.testing.assert_allclose(A @ np.eye(23, dtype=np.float32), D[9:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype):
+@pytest.mark.parametrize("dtype, format", [(jnp.bfloat16, CVS(2)), (jnp.float32, CSR)])
+def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype, format):
     """Also: of entries that tie the first has the gradient, and the dtype stays."""
-    A = SparseArray.from_dense(graph()).astype(dtype)
-    apart, X = parallel.partition(A, mesh, "x"), jnp.ones((23, 2), dtype)
+    A = SparseArray.from_dense(graph(24, 24), format=format)
+    A = A.with_values(jnp.where(A.values == 0, 0.5, A.values)).astype(dtype)
+    apart, X = parallel.partition(A, mesh, "x"), jnp.ones((24, 2), dtype)
     of_parts = lambda P: parallel.partition(P, mesh, "x").values
 
     def every(ops, A, X, **in_order):
         messages = ops.gspmm(A, X, op="copy", reduce="max")
         means = ops.gspmm(A, X, op="div", reduce="mean")
         product = ops.spmm(A, jnp.cumsum(X, 0) / 3, **in_order)
-        found = ops.sparse_softmax(A).values, messages, means, product
+        back = ops.gspmm(A, X, op="sub", reduce="min", transpose=True)
+        found = ops.sparse_softmax(A).values, messages, means, back, product
         return *found, ops.row_max(A), ops.row_sum(A)
 
     (softmax, *others, top, total) = jax.jit(partial(every, parallel, in_order=True))(apart, X)
@@ -356,7 +453,13 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype):
     for got, want in zip(rows, expected[1:], strict=True):
         assert got.dtype == want.dtype == dtype
         np.testing.assert_array_equal(got, want)
-    most = lambda ops, A: lambda X: ops.gspmm(A, X, op="copy", reduce="max").sum()
+    ways = (False, True)
+    most = lambda ops, A: (
+        lambda X: sum(
+            jnp.sum((2 + way) * ops.gspmm(A, X, op="copy", reduce="max", transpose=way))
+            for way in ways
+        )
+    )
     tie = lambda ops, A: jax.jit(jax.grad(most(ops, A)))(X)
     np.testing.assert_array_equal(tie(parallel, apart), tie(sgap_jax, A))
 
@@ -412,7 +515,7 @@ def test_metis_finds_the_parts_of_a_graph(mesh):
     np.testing.assert_allclose(A @ B, D @ B, rtol=1e-12, atol=1e-12)
     for D in (np.zeros((5, 5)), np.eye(5), np.ones((1, 1)), np.zeros((0, 0))):  # nothing to cut
         A = parallel.partition(SparseArray.from_dense(D), mesh, "x", order="metis")
-        np.testing.assert_array_equal(A @ np.ones((len(D), 1)), D @ np.ones((len(D), 1)))
+        assert A.row_bounds[-1] == len(D) and A.exchange.sent == 0
 
 
 @pytest.mark.parametrize("order", ["given", "metis"])
