@@ -258,12 +258,7 @@ class _KernelsFail(Exception):
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """The schedule of a kernel: the caller's, after its check, or else the default; it must be of
     one of `kinds`."""
-    if problem.platform == "cuda" and problem.symbolic:
-        sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
-        raise NotImplementedError(
-            f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
-            "concrete sizes, or pass schedule=Reference()"
-        )
+    Schedule.check_sizes(problem)
     if problem.platform == "cuda":
         problem = replace(problem, arch=launch.arch_of_schedules())
     is_default = schedule is None

@@ -57,12 +57,13 @@ class AtomicParallelism(Point):
     """
 
     def check(self, problem: Problem) -> None:
+        self.check_sizes(problem)
         op = problem.op
         if self.chunk is not None and op != "spmm":
             raise ScheduleError(
                 f"{self}: only spmm has kernels for pieces of rows; leave chunk out for {op}"
             )
-        if self.chunk is not None and not problem.symbolic and problem.nnz // self.chunk >= 2**30:
+        if self.chunk is not None and problem.nnz // self.chunk >= 2**30:
             raise ScheduleError(
                 f"{self}: pieces of {problem.nnz} nonzeros have more sums than 2^31; give a larger "
                 "chunk"

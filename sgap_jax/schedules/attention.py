@@ -90,6 +90,7 @@ class AttentionTile(Schedule):
     def check(self, problem: Problem) -> None:
         if problem.op != "attention":
             raise ScheduleError(f"{self} is for sparse_attention, not for {problem.op}")
+        self.check_sizes(problem)
         length = problem.vector_length or 1
         if length not in _LENGTHS:
             raise NotImplementedError(

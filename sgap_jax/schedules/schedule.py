@@ -79,6 +79,16 @@ class Schedule:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
 
+    @staticmethod
+    def check_sizes(problem: Problem) -> None:
+        """Raises NotImplementedError for a problem on CUDA with a size that is a symbol."""
+        if problem.platform == "cuda" and problem.symbolic:
+            sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
+            raise NotImplementedError(
+                f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
+                "concrete sizes, or pass schedule=Reference()"
+            )
+
     def check_kernel(self, problem: Problem, platform: str) -> None:
         """Raises NotImplementedError if the problem's platform is not `platform`, which has the
         kernels, or if no kernel takes its dtype."""

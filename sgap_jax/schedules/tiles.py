@@ -70,6 +70,7 @@ class VectorTile(Schedule):
                 f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
             )
         self.check_kernel(problem, platform)
+        self.check_sizes(problem)
 
     def __str__(self) -> str:
         """As a call, with the vector length and the fields that are not the defaults."""

@@ -248,6 +248,13 @@ def test_a_launch_has_blocks_for_what_the_capacity_bounds():
     assert "second launch" not in whole.explain(problem)
 
 
+def test_symbolic_sizes_are_refused_in_a_sentence():
+    (size,) = jax.export.symbolic_shape("size")
+    for n, nnz in ((size, 20), (4, size)):
+        with pytest.raises(NotImplementedError, match="spmm: a launch on CUDA has the program's"):
+            Schedule.parse(POINTS[0]).check(Problem("spmm", (9, 9), nnz, n, platform="cuda"))
+
+
 def test_more_tiles_of_sums_than_a_grid_has():
     """The sums of columns, or of dQ, beyond 65535 tiles of 128: blocks take tiles in turn."""
     wide = sum_plan(WorkList(4, 1000, 8), "float32", 2**24, 2**26, 1, 4)
