@@ -9,6 +9,7 @@ from sgap_jax.compiler.notation.cin import (
     IGNORE_RACES,
     NO_RACES,
     PARALLEL_REDUCTION,
+    Forall,
 )
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.nest import level_indices, loops
@@ -182,10 +183,11 @@ def cpu_workspace(expression: Assign, rows: int = 16) -> LoopSchedule:
 
 def _by_tasks(s: LoopSchedule, rows: int) -> LoopSchedule:
     """Threads for tiles of the outermost index, if the result has it."""
-    (chunk, in_chunk), nest = _free(s.expression, "chunk", "row"), loops(s.statement.body)
-    if not nest or nest[0].var not in s.expression.output.indices:
+    chunk, in_chunk = _free(s.expression, "chunk", "row")
+    outer = s.statement.body
+    if not isinstance(outer, Forall) or outer.var not in s.expression.output.indices:
         return s
-    return s.split(nest[0].var, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
+    return s.split(outer.var, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
 
 
 def _merged(s: LoopSchedule, rows: int) -> LoopSchedule:
