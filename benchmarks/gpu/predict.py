@@ -54,6 +54,7 @@ CASES: tuple[tuple[str, str, int, str], ...] = (
     *(("sddmm", WEIGHTS, n, "float32") for n in (32, 64, 128)),
     *((op, WEIGHTS, 1, "float32") for op in ("softmax", "row_sum", "row_max")),
     *(("gspmm max", WEIGHTS, n, "float32") for n in (4, 64)),
+    *(("gspmm max", GRAPH, n, "float32") for n in (4, 16)),
     *(
         ("spmm", f"weights_2048x1024_{percent}pct_v{length}", 256, "bfloat16")
         for percent, length in ((70, 8), (80, 8), (90, 8), (95, 8), (80, 16), (90, 4), (90, 2))

@@ -19,9 +19,9 @@ namespace sgap {
 namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
-constexpr size_t kKeptBytes = size_t(8) << 20, kKeptCount = 4;  // 32 MiB in all
-constexpr size_t kMostSpace = size_t(1) << 32;                  // that is kept, address space
-constexpr int64_t kEntriesAtOnce = 1 << 21;  // that are put together when all are there
+constexpr size_t kKeptBytes = size_t(8) << 20, kKeptInAll = 4 * kKeptBytes;
+constexpr size_t kMostSpace = size_t(1) << 32;  // that is kept, address space
+constexpr int64_t kEntriesAtOnce = 1 << 21;     // that are put together when all are there
 
 struct Kept {
   char* data;
@@ -37,9 +37,12 @@ Pages::Pages(size_t bytes) {
   bytes = (std::max<size_t>(bytes, 1) + kHugePage - 1) / kHugePage * kHugePage;
   {
     const std::lock_guard<std::mutex> lock(mutex);
+    Kept* least = nullptr;  // that is large enough
     for (Kept& region : kept) {
-      if (region.bytes < bytes) continue;
-      std::swap(region, kept.back());
+      if (region.bytes >= bytes && (!least || region.bytes < least->bytes)) least = &region;
+    }
+    if (least) {
+      std::swap(*least, kept.back());
       data_ = kept.back().data, bytes_ = kept.back().bytes;
       kept.pop_back();
       return;
@@ -59,34 +62,25 @@ Pages::Pages(size_t bytes) {
 Pages::~Pages() {
   if (!data_) return;
 #if defined(__linux__)
-  if (bytes_ <= kMostSpace) {
-    if (bytes_ > kKeptBytes) madvise(data_ + kKeptBytes, bytes_ - kKeptBytes, MADV_DONTNEED);
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (kept.size() < kKeptCount) {
-      kept.push_back({data_, bytes_});
-      return;
-    }
+  if (bytes_ > kMostSpace) {
+    munmap(data_, bytes_);
+    return;
+  }
+  if (bytes_ > kKeptBytes) madvise(data_ + kKeptBytes, bytes_ - kKeptBytes, MADV_DONTNEED);
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back({data_, bytes_});
+  size_t all = 0;
+  for (const Kept& region : kept) all += std::min(region.bytes, kKeptBytes);
+  while (all > kKeptInAll) {
     const auto least = std::min_element(
         kept.begin(), kept.end(), [](const Kept& a, const Kept& b) { return a.bytes < b.bytes; });
-    if (least->bytes < bytes_) {
-      std::swap(least->data, data_);
-      std::swap(least->bytes, bytes_);
-    }
+    all -= std::min(least->bytes, kKeptBytes);
+    munmap(least->data, least->bytes);
+    *least = kept.back();
+    kept.pop_back();
   }
-  munmap(data_, bytes_);
 #else
   std::free(data_);
-#endif
-}
-
-void Pages::EndAt(size_t place) {
-#if defined(__linux__)
-  place = (place + kHugePage - 1) / kHugePage * kHugePage;
-  if (place == 0 || place >= bytes_) return;
-  munmap(data_ + place, bytes_ - place);
-  bytes_ = place;
-#else
-  (void)place;
 #endif
 }
 
@@ -235,9 +229,6 @@ bool RowPieces::Join(RowResult& result) {
   }
   const auto workers = int64_t(workers_.size());
   RunOnThreads(workers, workers, [&](int64_t i, int64_t) { Move(workers_[i]); });
-  for (size_t array = 0; array < widths_.size(); ++array) {
-    results_[array].EndAt(size_t(before) * widths_[array]);
-  }
   result.arrays = std::move(results_);
   return true;
 }

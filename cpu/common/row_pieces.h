@@ -35,8 +35,6 @@ class Pages {
   }
 
   char* data() const { return data_; }
-  // Nothing from this place on will be needed.
-  void EndAt(size_t place);
 
  private:
   char* data_ = nullptr;
@@ -56,7 +54,6 @@ class ResultArray {
   explicit ResultArray(Pages pages) : pages_(std::move(pages)) {}
 
   char* data() const { return heap_ ? heap_.get() : pages_.data(); }
-  void EndAt(size_t place) { pages_.EndAt(place); }
 
  private:
   std::unique_ptr<char, FreeArray> heap_;

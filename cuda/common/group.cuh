@@ -42,6 +42,17 @@ struct Less {
   __device__ double operator()(double x, double y) const { return x < y || x != x ? x : y; }
 };
 
+// What lane l gets: the value of lane l xor distance, or of lane l + distance, of `width` lanes.
+// Reductions of a type that is not a number have overloads for it.
+template <class A>
+__device__ inline A ShuffleXor(unsigned mask, A value, int distance, int width) {
+  return __shfl_xor_sync(mask, value, distance, width);
+}
+template <class A>
+__device__ inline A ShuffleDown(unsigned mask, A value, int distance, int width) {
+  return __shfl_down_sync(mask, value, distance, width);
+}
+
 template <int kGroup, int kSide = 1>
 struct Group {
   enum { kWarp = 32, kLanes = kGroup * kSide };  // of all interleaved groups
@@ -61,7 +72,7 @@ struct Group {
     for (int distance = kLanes / 2; distance >= kSide; distance /= 2) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        sums[j] = Combine()(sums[j], __shfl_xor_sync(mask, sums[j], distance, kLanes));
+        sums[j] = Combine()(sums[j], ShuffleXor(mask, sums[j], distance, kLanes));
       }
     }
   }
@@ -91,13 +102,13 @@ struct Group {
     }
   }
 
-  // sums += `given` of the next lane; the last lane adds nothing.
-  template <class A, int kColumns>
+  // sums += `given` of the next lane (or the combination by Combine); the last lane adds nothing.
+  template <class Combine = Add, class A, int kColumns>
   __device__ void AddNext(const A (&given)[kColumns], A (&sums)[kColumns]) const {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      const A next = __shfl_down_sync(mask, given[j], 1, kGroup);
-      if (lane + 1 < kGroup) sums[j] += next;
+      const A next = ShuffleDown(mask, given[j], 1, kGroup);
+      if (lane + 1 < kGroup) sums[j] = Combine()(sums[j], next);
     }
   }
 
@@ -111,7 +122,7 @@ struct Group {
       const bool same = lane + distance < kGroup && other == key;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const A sum = __shfl_down_sync(mask, sums[j], distance, kGroup);
+        const A sum = ShuffleDown(mask, sums[j], distance, kGroup);
         if (same) sums[j] = Combine()(sums[j], sum);
       }
     }

@@ -1,6 +1,6 @@
 // The extremum of the messages of each row of CSR, and the entry that attains it: gspmm with a
 // maximum or minimum, for the points {<x row, c col>, 1} and {<1/r row, c col>, r} of Sgap, section
-// 6.
+// 6. gspmm_nnz.cuh has the points of nonzeros.
 //
 // add        messages are x + value, else x * value
 // minimum    the result is the minimum, else the maximum; a NaN counts as the extremum
@@ -29,23 +29,113 @@ __device__ inline void StoreColumns(T* row, unsigned left, const Pack<T, kColumn
   }
 }
 
-// A message and the position of its entry; a negative position means that there is none yet.
+// A message, negated for a minimum, and the position of its entry. Nothing found yet is -infinity
+// at position -1, which as an unsigned number is beyond all others.
 template <class A>
 struct Found {
-  A message = 0;
-  Index at = -1;
+  A message;
+  Index at;
 };
 
-// Whether `other` replaces `found`: it is better, or equal and earlier. The result does not depend
-// on the order in which the entries of a row are compared.
 template <class A>
-__device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found, bool minimum) {
-  if (other.at < 0 || found.at < 0) return other.at >= 0;
-  const bool nan = other.message != other.message;
-  if (nan != (found.message != found.message)) return nan;
-  if (nan || other.message == found.message) return other.at < found.at;
-  return minimum ? other.message < found.message : other.message > found.message;
+__device__ inline void FindNothing(Found<A>& found) {
+  found = {A(-__int_as_float(0x7f800000)), -1};
 }
+
+// Whether `other` replaces `found`: it is greater, or equal and earlier. The result does not depend
+// on the order in which the entries of a row are compared. No branches: lanes would diverge.
+template <class A>
+__device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found) {
+  const A x = other.message, y = found.message;
+  const bool equal = (x == y) | ((x != x) & (y != y));
+  const bool greater = !(x <= y) & (y == y);  // also a NaN, than what is none
+  return greater | (equal & (unsigned(other.at) < unsigned(found.at)));
+}
+
+struct Better {
+  template <class A>
+  __device__ Found<A> operator()(const Found<A>& x, const Found<A>& y) const {
+    return TakesPlace(y, x) ? y : x;
+  }
+};
+
+template <class A>
+__device__ inline Found<A> ShuffleXor(unsigned mask, Found<A> found, int distance, int width) {
+  return {__shfl_xor_sync(mask, found.message, distance, width),
+          __shfl_xor_sync(mask, found.at, distance, width)};
+}
+template <class A>
+__device__ inline Found<A> ShuffleDown(unsigned mask, Found<A> found, int distance, int width) {
+  return {__shfl_down_sync(mask, found.message, distance, width),
+          __shfl_down_sync(mask, found.at, distance, width)};
+}
+
+__device__ inline float FusedMultiplyAdd(float x, float y, float z) { return fmaf(x, y, z); }
+__device__ inline double FusedMultiplyAdd(double x, double y, double z) { return fma(x, y, z); }
+
+// The messages along the entries, for one batch member, as a lane sees them: x is at the lane's
+// first column.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct Messages {
+  using Element = Found<Accumulator<T>>;
+  using Combine = Better;
+
+  const T* values;
+  const Index* column_indices;
+  const Index* permutation;
+  const T* x;
+  unsigned n;
+  unsigned left;  // number of columns from the lane's first to the last
+  bool add;
+  bool minimum;
+
+  __device__ static void Clear(Element (&found)[kColumns]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) FindNothing(found[j]);
+  }
+
+  // Compares the messages of entry p with those of earlier entries of its row. Positions in the
+  // values ascend within a row, also those of the transpose, so an equal message comes too late.
+  __device__ void Take(unsigned p, Element (&found)[kColumns]) const {
+    using A = Accumulator<T>;
+    const Index at = kPermuted ? permutation[p] : Index(p);
+    const A value = Widen(values[at]), sign = minimum ? A(-1) : A(1);
+    // One fused operation for both kinds, exact as one rounding: adding -0 changes no product.
+    const A scale = sign * (add ? A(1) : value), offset = add ? sign * value : A(-0.0f);
+    const auto pack = Load<kVector, kColumns>(x + Size(unsigned(column_indices[p])) * n, left);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const A message = FusedMultiplyAdd(Widen(pack.at[j]), scale, offset), best = found[j].message;
+      const bool takes = (found[j].at < 0) | (!(message <= best) & (best == best));
+      found[j].message = takes ? message : best;
+      found[j].at = takes ? at : found[j].at;
+    }
+  }
+};
+
+// Rows of results: messages as they are, zero where there is none.
+template <class T, int kColumns, bool kVector>
+struct ExtremumRows {
+  T* y;  // at the lane's first column, as arg
+  Index* arg;
+  unsigned n;
+  unsigned left;
+  bool minimum;
+
+  template <class A>
+  __device__ void Store(Size row, const Found<A> (&found)[kColumns]) const {
+    Pack<T, kColumns> messages;
+    Pack<Index, kColumns> positions;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const A message = minimum ? -found[j].message : found[j].message;
+      Narrow(found[j].at < 0 ? A(0) : message, messages.at[j]);
+      positions.at[j] = found[j].at;
+    }
+    StoreColumns<kVector>(y + row * n, left, messages);
+    StoreColumns<kVector>(arg + row * n, left, positions);
+  }
+};
 
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
@@ -56,53 +146,38 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColu
                    long long n, long long values_stride, long long x_stride, long long batches,
                    long long add, long long minimum, long long capacity, long long sharing) {
   MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
-  using A = Accumulator<T>;
+  // Entries that are loaded at once; of more some kernels spill.
+  constexpr int kAtOnce = 4 / (kVector ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool inside = place.column < n;
   const unsigned left = unsigned(n) - place.column;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const T* own_values = values + batch * values_stride;
-    const T* own_x = x + batch * x_stride + place.column;
+    const Messages<T, kColumns, kVector, kPermuted> messages{values + batch * values_stride,
+                                                             column_indices,
+                                                             permutation,
+                                                             x + batch * x_stride + place.column,
+                                                             unsigned(n),
+                                                             left,
+                                                             add != 0,
+                                                             minimum != 0};
+    const Size to = batch * m * n + place.column;
+    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
+                                                  minimum != 0};
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
       const Size row = place.worker * kWalk + step;
       const bool valid = inside && row < m;  // the same in all lanes of the group
+      // The trip count beforehand, as in SpmmRowGroupKernel.
+      const unsigned first = valid ? row_offsets[row] + group.lane : 0;
       const unsigned last = valid ? row_offsets[row + 1] : 0;
-      Found<A> found[kColumns];
-#pragma unroll 2
-      for (unsigned p = (valid ? row_offsets[row] : 0) + group.lane; p < last; p += kGroup) {
-        const Index at = kPermuted ? permutation[p] : Index(p);
-        const A value = Widen(own_values[at]);
-        const auto pack =
-            Load<kVector, kColumns>(own_x + Size(unsigned(column_indices[p])) * n, left);
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const A number = Widen(pack.at[j]), message = add ? number + value : number * value;
-          const Found<A> other{message, at};
-          if (TakesPlace(other, found[j], minimum)) found[j] = other;
-        }
-      }
-#pragma unroll
-      for (int distance = kGroup / 2; distance > 0; distance /= 2) {
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const Found<A> other{__shfl_xor_sync(group.mask, found[j].message, distance, kGroup),
-                               __shfl_xor_sync(group.mask, found[j].at, distance, kGroup)};
-          if (TakesPlace(other, found[j], minimum)) found[j] = other;
-        }
-      }
-      if (!valid || group.lane != 0) continue;
-      Pack<T, kColumns> messages;
-      Pack<Index, kColumns> positions;
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        Narrow(found[j].message, messages.at[j]);
-        positions.at[j] = found[j].at;
-      }
-      const Size to = (batch * m + row) * n + place.column;
-      StoreColumns<kVector>(y + to, left, messages);
-      StoreColumns<kVector>(arg + to, left, positions);
+      const unsigned steps = first < last ? (last - first + kGroup - 1) / kGroup : 0;
+      Found<Accumulator<T>> found[kColumns];
+      messages.Clear(found);
+#pragma unroll kAtOnce
+      for (unsigned i = 0; i < steps; ++i) messages.Take(first + i * kGroup, found);
+      group.template Reduce<Better>(found);
+      if (valid && group.lane == 0) rows.Store(row, found);
     }
   }
 }

@@ -40,6 +40,52 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// The terms w[q] d[row, l] of arg_gather_to_x, for one batch member, as a lane sees them: d and arg
+// are at the lane's first column.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct AttainingMessages {
+  using Element = Accumulator<T>;
+  using Combine = Add;
+
+  const T* w;
+  const Index* indices;
+  const Index* permutation;
+  const T* d;
+  const Index* arg;
+  unsigned n;
+  unsigned left;  // number of columns from the lane's first to the last
+
+  __device__ static void Clear(Element (&sums)[kColumns]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
+  }
+
+  __device__ void Take(unsigned p, Element (&sums)[kColumns]) const {
+    const Index q = kPermuted ? permutation[p] : Index(p);
+    const Size row = Size(unsigned(indices[p])) * n;
+    const auto attaining = Load<kVector, kColumns>(arg + row, left);
+    const auto pack = Load<kVector, kColumns>(d + row, left);
+    const Accumulator<T> value = Widen(w[q]);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if ((kVector || j < left) && attaining.at[j] == q) sums[j] += value * Widen(pack.at[j]);
+    }
+  }
+};
+
+// Rows of sums, at the lane's first column.
+template <class T, int kColumns, bool kVector>
+struct SumRows {
+  T* y;
+  unsigned n;
+  unsigned left;
+
+  template <class A>
+  __device__ void Store(Size row, const A (&sums)[kColumns]) const {
+    sgap::Store<kVector>(y + row * n, left, sums);
+  }
+};
+
 // {<x row, c col>, 1} and {<1/r row, c col>, r}, over the structure whose rows are the sources.
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
@@ -57,6 +103,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const bool inside = place.column < n;
   const unsigned left = unsigned(n) - place.column;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const AttainingMessages<T, kColumns, kVector, kPermuted> messages{
+        w + batch * w_stride,
+        indices,
+        permutation,
+        d + batch * d_stride + place.column,
+        arg + batch * arg_stride + place.column,
+        unsigned(n),
+        left};
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n), left};
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
       const Size source = place.worker * kWalk + step;
@@ -65,19 +120,10 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       Accumulator<T> sums[kColumns] = {};
 #pragma unroll 2
       for (unsigned p = (valid ? offsets[source] : 0) + group.lane; p < last; p += kGroup) {
-        const Index q = kPermuted ? permutation[p] : Index(p);
-        const Size row = Size(unsigned(indices[p])) * n + place.column;
-        const auto attaining = Load<kVector, kColumns>(arg + batch * arg_stride + row, left);
-        const auto pack = Load<kVector, kColumns>(d + batch * d_stride + row, left);
-        const Accumulator<T> value = Widen(w[batch * w_stride + q]);
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          if ((kVector || j < left) && attaining.at[j] == q) sums[j] += value * Widen(pack.at[j]);
-        }
+        messages.Take(p, sums);
       }
       group.Reduce(sums);
-      if (!valid || group.lane != 0) continue;
-      Store<kVector>(y + (batch * m + source) * n + place.column, left, sums);
+      if (valid && group.lane == 0) rows.Store(source, sums);
     }
   }
 }

@@ -149,13 +149,51 @@ def cpu_fibers(expression: Assign, fibers: int = 256) -> LoopSchedule:
     return s.parallelize(task, CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
 
 
+def cpu_workspace(expression: Assign, rows: int = 16) -> LoopSchedule:
+    """Gustavson's product of sparse matrices and its like: one product, reduced over an index whose
+    loop is outside that of the result's innermost index. Each row of the result is summed in a
+    dense workspace, from which the elements that a sparse result stores are read; `cpu` merges the
+    row with each row that is added instead. Threads divide the outermost index.
+
+    Args:
+      expression: with merged coordinates, such as C(i,k) += C_(i,k) * A(i,j) * B(j,k) in CSR.
+      rows: coordinates of the outermost index for each task.
+
+    Raises:
+      ScheduleError: another expression.
+
+    Source: Kjolstad et al., CGO 2019, sections 2 and 6.
+    """
+    s = LoopSchedule(expression)
+    order = [loop.var for loop in loops(s.statement.body)]
+    inner = [index for index in order if index in expression.output.indices][-1:]
+    outside = order[: order.index(inner[0])] if inner else []
+    one = expression.merges and not expression.terms
+    if not one or not inner or set(outside).isdisjoint(expression.reduced):
+        raise ScheduleError(
+            f"{expression}: not one product of merged coordinates that is reduced over an index "
+            "outside of the innermost one of the result"
+        )
+    held = (expression.holder,) if expression.output.format is not None else ()
+    factors = tuple(x for x in expression.factors if x not in held)
+    fresh, name = _free(expression, f"{inner[0]}_w", "w")
+    return _by_tasks(s.precompute(factors, inner[0], fresh, name), rows)
+
+
+def _by_tasks(s: LoopSchedule, rows: int) -> LoopSchedule:
+    """Threads for tiles of the outermost index, if the result has it."""
+    (chunk, in_chunk), nest = _free(s.expression, "chunk", "row"), loops(s.statement.body)
+    if not nest or nest[0].var not in s.expression.output.indices:
+        return s
+    return s.split(nest[0].var, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
+
+
 def _merged(s: LoopSchedule, rows: int) -> LoopSchedule:
     nest, expression = loops(s.statement.body), s.expression
     if not nest or nest[0].var not in expression.output.indices:
         return s
-    chunk, in_chunk = _free(expression, "chunk", "row")
     outer, inner = nest[0].var, nest[-1].var
-    s = s.split(outer, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
+    s = _by_tasks(s, rows)
     several = sum(loop.var == inner for loop in nest) > 1
     if inner == outer or inner in stored_indices(expression) or several:
         return s

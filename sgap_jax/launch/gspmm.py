@@ -1,6 +1,11 @@
 """Launch plans of gspmm with a maximum or minimum and of its derivatives, from points of the
-atomic-parallelism space (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_arg_gather.cuh)."""
+atomic-parallelism space (cuda/gspmm: gspmm.cuh, gspmm_arg_gather.cuh, gspmm_nnz.cuh).
 
+Points of rows are one launch. Points of nonzeros are two (`places` is not None): the first leaves
+partial results of the rows that several windows of nonzeros have, which `merge_plan` combines.
+"""
+
+import dataclasses
 from collections.abc import Sequence
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
@@ -9,7 +14,20 @@ from sgap_jax.schedules.point import for_kernels
 from sgap_jax.schedules.problem import Problem
 
 _ARG_GATHER_BLOCK = 256
+_MERGE_BLOCK = 128
 _INDEX = "const int"
+
+
+def places(problem: Problem, schedule: AtomicParallelism) -> int | None:
+    """The partial results of each column that the first of two launches leaves, two for each window
+    of nonzeros; None for a point of rows, which is one launch."""
+    if schedule.row is not None:
+        return None
+    return 2 * max(-(-problem.nnz // _window(schedule)), 1)
+
+
+def _window(schedule: AtomicParallelism) -> int:
+    return int(schedule.nnz or 1) * schedule.group
 
 
 def extremum_plan(
@@ -24,8 +42,9 @@ def extremum_plan(
 
     Inputs: values [Bv, nnz], row_offsets [m+1], column_indices [nnz], permutation [nnz] (of any
     size if not `problem.permuted`; then it is not read), x [Bx, k, n]. Outputs: the extrema
-    [batch, m, n] in the dtype of the operands, and the arg-extrema [batch, m, n] int32. For A^T the
-    index arrays, the permutation and (m, k) are those of A^T.
+    [batch, m, n] in the dtype of the operands, and the arg-extrema [batch, m, n] int32; of two
+    launches also the same of the parts, [batch, places, n] in the accumulator's dtype and int32.
+    For A^T the index arrays, the permutation and (m, k) are those of A^T.
 
     Args:
       problem: op "gspmm" on "cuda"; `batch` is that of the result.
@@ -38,12 +57,18 @@ def extremum_plan(
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n))
-    scalars = (m, n, *strides, problem.batch, int(add), int(minimum), problem.nnz)
+    scalars = [m, n, *strides, problem.batch, int(add), int(minimum), problem.nnz]
+    pointers = [reads, _INDEX, _INDEX, _INDEX, reads, operand, "int"]
+    header, kernel = "gspmm.cuh", "GspmmRowKernel"
+    if (count := places(problem, schedule)) is not None:
+        header, kernel = "gspmm_nnz.cuh", "GspmmNnzKernel"
+        pointers += [_wide(problem), "int"]
+        scalars.append(count)
     return KernelCall.of(
-        "gspmm.cuh",
-        "GspmmRowKernel",
-        [operand, *_rows(problem, schedule)],
-        [reads, _INDEX, _INDEX, _INDEX, reads, operand, "int"],
+        header,
+        kernel,
+        [operand, *_walks(problem, schedule)],
+        pointers,
         scalars,
         blocks=_blocks(problem, schedule),
         threads=schedule.block_size,
@@ -59,23 +84,68 @@ def arg_gather_to_x_plan(
 
     `problem` and the structure are the transpose of those of the forward pass. Inputs: w [Bw, nnz],
     offsets, indices and permutation as in `extremum_plan`, d [Bd, k, n], arg [Ba, k, n]. Output:
-    [batch, m, n].
+    [batch, m, n]; of two launches also the sums of the parts, [batch, places, n] in the
+    accumulator's dtype.
     """
     schedule = for_kernels(schedule, problem.op)
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n, k * n))
-    scalars = (m, n, *strides, problem.batch, problem.nnz)
+    scalars = [m, n, *strides, problem.batch, problem.nnz]
+    pointers = [reads, _INDEX, _INDEX, _INDEX, reads, _INDEX, operand]
+    header, kernel = "gspmm_arg_gather.cuh", "GspmmArgGatherToXKernel"
+    if (count := places(problem, schedule)) is not None:
+        header, kernel = "gspmm_nnz.cuh", "GspmmArgGatherToXNnzKernel"
+        pointers.append(_wide(problem))
+        scalars.append(count)
     return KernelCall.of(
-        "gspmm_arg_gather.cuh",
-        "GspmmArgGatherToXKernel",
-        [operand, *_rows(problem, schedule)],
-        [reads, _INDEX, _INDEX, _INDEX, reads, _INDEX, operand],
+        header,
+        kernel,
+        [operand, *_walks(problem, schedule)],
+        pointers,
         scalars,
         blocks=_blocks(problem, schedule),
         threads=schedule.block_size,
         batch=problem.batch,
     )
+
+
+def merge_plan(
+    problem: Problem, schedule: AtomicParallelism, *, minimum: bool | None = None
+) -> KernelCall:
+    """The second launch of a point of nonzeros: combines the parts of each row that several windows
+    have, in their order, and writes zeros (and positions of -1) to rows without entries.
+
+    Inputs: the parts (of extrema [batch, places, n] and their positions; of sums [batch, places,
+    n]), row_offsets [m+1], and the first launch's result (results), which is changed in place.
+
+    Args:
+      problem, schedule: of the first launch.
+      minimum: what `extremum_plan` had; None after `arg_gather_to_x_plan`.
+    """
+    count, (m, _), n = places(problem, schedule), problem.shape, problem.n
+    assert count is not None
+    operand, wide, sums = TYPES[problem.dtype], _wide(problem), minimum is None
+    col = 1 << min(int(schedule.col), 4).bit_length() - 1
+    col = col if n % col == 0 else 1
+    lanes = min(1 << (max(-(-n // col), 1) - 1).bit_length(), 32)
+    parts, found = [f"const {wide}"], [f"const {operand}"]
+    results, extremum = [operand], [] if sums else [int(bool(minimum))]
+    if not sums:
+        parts, found, results = [*parts, _INDEX], [*found, _INDEX], [*results, "int"]
+    first = len(parts) + 1
+    call = KernelCall.of(
+        "gspmm_nnz.cuh",
+        "GspmmMergeSumsKernel" if sums else "GspmmMergeKernel",
+        [operand, col, lanes, _MERGE_BLOCK // lanes, n % col == 0],
+        [*parts, _INDEX, *found, *results],
+        [m, n, *extremum, _window(schedule), count, problem.batch],
+        blocks=(-(-m // 32), -(-n // (lanes * col))),
+        threads=_MERGE_BLOCK,
+        batch=problem.batch,
+    )
+    pairs = tuple((first + i, i) for i in range(len(results)))
+    return dataclasses.replace(call, in_place=pairs)
 
 
 def arg_gather_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCall:
@@ -129,11 +199,16 @@ def arg_gather_to_values_plan(
     )
 
 
-def _rows(problem: Problem, schedule: AtomicParallelism) -> list:
-    """The template constants, after the dtype, of a kernel whose groups walk rows."""
+def _wide(problem: Problem) -> str:
+    return "double" if problem.dtype == "float64" else "float"
+
+
+def _walks(problem: Problem, schedule: AtomicParallelism) -> list:
+    """The template constants, after the dtype, of a kernel whose groups walk rows or windows."""
     col, tile = int(schedule.col), schedule.columns_of_block(problem.n)
     walk = max(int(schedule.row or 1), 1) * schedule.walk
-    constants = [schedule.group, walk, col, tile // col, schedule.block_size]
+    each = [] if schedule.row is not None else [int(schedule.nnz or 1)]
+    constants = [*each, schedule.group, walk, col, tile // col, schedule.block_size]
     return [*constants, problem.n % col == 0, problem.permuted]
 
 

@@ -59,7 +59,12 @@ def _operand(
 
 
 def spmm(
-    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | str | None = None
+    A: PartitionedArray,
+    B: Any,
+    *,
+    transpose: bool = False,
+    in_order: bool = False,
+    schedule: Schedule | str | None = None,
 ) -> jax.Array:
     """The product of a matrix in parts with a dense one: C = A B, or C = A^T B with `transpose`.
 
@@ -75,6 +80,10 @@ def spmm(
       B: in parts, [parts, rows, n] as `A.to_parts(B)`; or [k, n] ([m, n] with `transpose`), which
         is put in parts first and the result back, at the cost of moving both.
       transpose: multiply by A^T.
+      in_order: add the entries of a row in the order of the matrix, as one device does, so that C
+        has the same bits for any number of devices, in the given order of rows and with the
+        schedule that a part has. The product then waits for all rows that it needs, and rows of B
+        travel alone (no partial rows, no copies). Gradients are sums over devices as before.
       schedule: of the products on each device; None lets `choose_schedule` pick.
 
     Returns:
@@ -85,6 +94,7 @@ def spmm(
     Raises:
       TypeError: A is not a PartitionedArray; a SparseArray goes to `sgap_jax.spmm`.
       ValueError: B has the wrong shape.
+      NotImplementedError: `in_order` with `transpose`, whose sums go over devices; partition A.T.
 
     Source: the 1D products of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
     that are needed.
@@ -92,8 +102,14 @@ def spmm(
     check_parts("spmm", A)
     schedule = check_schedule("parallel.spmm", schedule)
     transpose = check_flag(transpose, "transpose", "parallel.spmm")
+    in_order = check_flag(in_order, "in_order", "parallel.spmm")
+    if transpose and in_order:
+        raise NotImplementedError(
+            "parallel.spmm: in_order: products with the transpose add up what devices have; "
+            "parallel.partition(A.T, mesh, axis) has its rows in order"
+        )
     B, apart = _operand("spmm", "B", A, B, not transpose)
-    C = _product(A, B, transpose, schedule)
+    C = _product(A, B, transpose, schedule, in_order)
     return C if apart else A.from_parts(C, transpose=transpose)
 
 
@@ -101,17 +117,23 @@ PartitionedArray._products = spmm
 
 
 def _product(
-    A: PartitionedArray, B: jax.Array, transpose: bool, schedule: Schedule | None
+    A: PartitionedArray,
+    B: jax.Array,
+    transpose: bool,
+    schedule: Schedule | str | None,
+    in_order: bool = False,
 ) -> jax.Array:
     """The product of operands in parts."""
     n, over = B.shape[2], A._columns_axis(B)
-    copies = A.second is not None and A.choose(n, B.dtype) == "copies"
+    copies = A.second is not None and not in_order and A.choose(n, B.dtype) == "copies"
     devices = 1 if copies or not over or n < 2 else _devices(A, over)
     each = -(-n // devices)  # columns on a device
     if each * devices != n:
         B = jnp.pad(A._split(B), ((0, 0), (0, 0), (0, each * devices - n)))
 
     def local(part: Part, B: jax.Array) -> jax.Array:
+        if in_order:
+            return local_spmm(part.matrix(), part.table(B), schedule=schedule)
         C = local_spmm(part.own, B, schedule=schedule)
         if part.alone:
             return C

@@ -348,9 +348,10 @@ class PartitionedArray:
 
     def __repr__(self) -> str:
         m, k = self.shape
+        second = "" if self.second is None else f" and {self.second!r}"
         return (
             f"PartitionedArray([{m}, {k}], {self.dtype}, {sum(self.entries)} entries in "
-            f"{self.parts} parts over {self.axis!r})"
+            f"{self.parts} parts over {self.axis!r}{second})"
         )
 
     def choose(self, n: int = 1, dtype: Any = jnp.float32) -> str:
@@ -372,8 +373,8 @@ class PartitionedArray:
 
         Raises ValueError if there is no second axis.
 
-        Source: the 1.5D dense-shifting and sparse-replicating algorithms of Bharadwaj, Buluc and
-        Demmel (arXiv 2203.07673), with the messages of a plan in place of whole blocks.
+        Source: the 1.5D algorithms with replication of Bharadwaj, Buluc and Demmel (arXiv
+        2203.07673), with the messages of a plan in place of whole blocks.
         """
         return self._costs(n, dtype).choice
 
@@ -401,19 +402,15 @@ class PartitionedArray:
         """What one product with n columns sends between devices, and what an all-gather of the
         dense operand would. A gradient with respect to the operand sends as much, the other way.
         With a second axis also what each way to use it would send, and which one `choose` takes."""
-        costs, columns, notes = None, n, []
-        if self.second is not None:
-            costs = self._costs(n, dtype)
-            columns = -(-n // self.mesh.shape[self.second])
-        exchange, size = self._sends_of(columns, dtype)
-        if self.share is not None and costs is not None and costs.choice == "copies":
-            exchange, size, columns = self.share.exchange, np.dtype(dtype).itemsize, n
+        exchange, columns, size = self._taken(n, dtype)
+        notes = []
         if self.cover is not None and exchange is self.cover.exchange:
             alone = self.exchange.sent * columns * np.dtype(dtype).itemsize
             values = self.cover.values.sent * np.dtype(self.dtype).itemsize
             notes += [f"of rows of B alone        {alone:>14,} bytes"]
             notes += [f"and when values change     {values:>13,} bytes"]
-        if costs is not None:
+        if self.second is not None:
+            costs = self._costs(n, dtype)
             shared = "never less" if costs.copies is None else f"{costs.copies:>14,} bytes"
             devices = self.mesh.shape[self.second]
             notes += [
@@ -440,14 +437,24 @@ class PartitionedArray:
         except ImportError as error:
             what = "PartitionedArray.plot needs Matplotlib: pip install matplotlib"
             raise ImportError(what) from error
-        columns = n if self.second is None else -(-n // self.mesh.shape[self.second])
-        exchange, size = self._sends_of(columns, dtype)
+        exchange, columns, size = self._taken(n, dtype)
         ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
         needed = exchange.needed_of_others.T
         image = ax.imshow(needed * columns * size, vmin=0, interpolation="nearest")
         ax.figure.colorbar(image, ax=ax, label="bytes")
         ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {columns} columns")
         return ax
+
+    def _taken(self, n: int, dtype: Any) -> tuple[Exchange, int, int]:
+        """(what a device sends in a product with n columns, the columns of it, the bytes of a
+        number), as `choose` uses the second axis if there is one."""
+        columns = n
+        if self.second is not None:
+            if self.share is not None and self.choose(n, dtype) == "copies":
+                return self.share.exchange, n, np.dtype(dtype).itemsize
+            columns = -(-n // self.mesh.shape[self.second])
+        exchange, size = self._sends_of(columns, dtype)
+        return exchange, columns, size
 
     def _sends_of(self, n: int, dtype: Any) -> tuple[Exchange, int]:
         """What a product with n columns of a dtype sends, and the bytes of a number of it."""

@@ -82,7 +82,7 @@ class Shared:
         self.slots = whole.received_at(found.part)[owner] + in_message
         self.copy = np.zeros(max(whole.received, 1), np.int64)
         self.place = np.zeros(max(whole.received, 1), np.int64)
-        self.copy[self.slots] = in_message // np.maximum(width, 1)
+        self.copy[self.slots] = in_message // width
         self.place[self.slots] = exchange.received_at(found.part)[owner] + in_message % width
         self.far = len(found.near) - self.near
 

@@ -95,7 +95,7 @@ def batch_rule(
             return a  # the kernel broadcasts it
         a = a[None] if d is None else jnp.moveaxis(a, d, 0)
         a = jnp.broadcast_to(a, (size, batch) + a.shape[2:])
-        return a.reshape((size * batch,) + a.shape[2:])
+        return joined(a)
 
     # Among the elements of one structure, the kernel broadcasts.
     sizes = own if structures else [batch] * data
@@ -168,7 +168,12 @@ def _split(data: Sequence, count: int) -> tuple[list, list]:
 
 
 def joined(x: Any) -> Any:
-    """[S, B, ...] -> [S B, ...]."""
+    """[S, B, ...] -> [S B, ...]. An explicit split of B alone is no split of the result: it is
+    undone."""
+    sharding = jax.typeof(x).sharding
+    if not sharding.mesh.empty and sharding.spec[1] and not sharding.spec[0] and x.shape[0] != 1:
+        spec = jax.P(None, None, *sharding.spec[2:])
+        x = jax.sharding.reshard(x, sharding.update(spec=spec))
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 

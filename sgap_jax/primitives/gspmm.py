@@ -10,7 +10,7 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
-from sgap_jax.launch.gspmm import extremum_plan
+from sgap_jax.launch.gspmm import extremum_plan, merge_plan, places
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -27,6 +27,7 @@ from sgap_jax.primitives._define import (
     out_aval,
     resolve,
     row_of_entry,
+    static_of,
     structure,
 )
 from sgap_jax.primitives._vectors import by_rows
@@ -163,6 +164,7 @@ def _extremum(
         positions=False,
         checked=base.is_checked,
         schedule=schedule,
+        **static_of(base),
     )
     return C[0]
 
@@ -171,7 +173,7 @@ def _extremum(
 # column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and, with
 # `positions` (for the derivative), the arg-extrema [B, m, n] int32: the positions in the values,
 # also for A^T, of the entries that attain them, -1 where there is none. Messages are x * v, or
-# x + v with `add`.
+# x + v with `add`. `statistics`, which may be left out, as of spmm_p.
 
 
 def _abstract_eval(
@@ -195,6 +197,7 @@ def _reference(
     positions: bool,
     checked: bool,
     schedule: Any,
+    statistics: tuple | None = None,
 ) -> tuple:
     (m, _), offsets, indices, permutation = direction(shape, transpose, arrays)
     nnz, batch = indices.shape[0], joint_batch(values.shape[0], x.shape[0])
@@ -236,6 +239,7 @@ def _cpu(
     positions: bool,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
 ) -> Any:
     problem, operands, _ = kernel_operands("gspmm", ctx.avals_in, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
@@ -262,16 +266,24 @@ def _cuda(
     positions: bool,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
-        "gspmm", ctx.avals_in, operands, shape, transpose, "cuda"
+        "gspmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
     )
     point = resolve(schedule, problem, AtomicParallelism)
     batches = (avals[0].shape[0], avals[-1].shape[0])
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=batches)
     out = ctx.avals_out[0]
     results = [out, out.update(dtype=jnp.dtype(jnp.int32))]
-    return launch_lowering(ctx, call, operands, avals, results)[: 1 + positions]
+    if (count := places(problem, point)) is None:
+        return launch_lowering(ctx, call, operands, avals, results)[: 1 + positions]
+    parts = [x.update(shape=(problem.batch, count, problem.n)) for x in results]
+    parts[0] = parts[0].update(dtype=jnp.dtype(accumulator(out.dtype)))
+    *found, partial, at = launch_lowering(ctx, call, operands, avals, [*results, *parts])
+    merge = merge_plan(problem, point, minimum=minimum)
+    operands, avals = (partial, at, operands[1], *found), (*parts, avals[1], *results)
+    return launch_lowering(ctx, merge, operands, avals, results)[: 1 + positions]
 
 
 def _jvp(
@@ -284,13 +296,15 @@ def _jvp(
     positions: bool,
     checked: bool,
     schedule: Any,
+    minimum: bool,
     **of: Any,
 ) -> tuple:
     # The tangent of the message at the arg-extremum: d(x v) = dx v + x dv, d(x + v) = dx + dv.
     values, x, *arrays = primals
     dvalues, dx = tangents
-    params: dict = dict(shape=shape, transpose=transpose, checked=checked)
-    out = bind(gspmm_p, *primals, **params, add=add, positions=True, schedule=schedule, **of)
+    params: dict = dict(shape=shape, transpose=transpose, checked=checked, **of)
+    params_of_it = dict(add=add, minimum=minimum, positions=True, schedule=schedule)
+    out = bind(gspmm_p, *primals, **params, **params_of_it)
     params |= dict(schedule=derived(schedule))
     v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
     return (

@@ -19,7 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.structure import positions
-from sgap_jax.launch.gspmm import arg_gather_plan, arg_gather_to_values_plan, arg_gather_to_x_plan
+from sgap_jax.launch.gspmm import (
+    arg_gather_plan,
+    arg_gather_to_values_plan,
+    arg_gather_to_x_plan,
+    merge_plan,
+    places,
+)
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -197,13 +203,24 @@ def _arg_gather_cpu(
 
 
 def _to_x_operands(
-    ctx: Any, operands: Sequence, shape: Any, transpose: bool, platform: str
+    ctx: Any,
+    operands: Sequence,
+    shape: Any,
+    transpose: bool,
+    platform: str,
+    statistics: tuple | None = None,
 ) -> tuple[Problem, tuple, tuple]:
     # The result has the rows of x, so the kernel goes along the transpose of the messages' matrix.
     w, d, arg, *arrays = operands
     w_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem, operands, avals = kernel_operands(
-        "gspmm", (w_aval, d_aval, *avals), (w, d, *arrays), shape, not transpose, platform
+        "gspmm",
+        (w_aval, d_aval, *avals),
+        (w, d, *arrays),
+        shape,
+        not transpose,
+        platform,
+        statistics,
     )
     problem = replace(problem, batch=ctx.avals_out[0].shape[0])
     return problem, (*operands, arg), (*avals, arg_aval)
@@ -259,13 +276,27 @@ def _arg_gather_cuda(
 
 
 def _to_x_cuda(
-    ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
+    ctx: Any,
+    *operands: Any,
+    shape: Any,
+    transpose: bool,
+    schedule: Any,
+    statistics: tuple | None = None,
+    **of: Any,
 ) -> Any:
-    problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda")
+    problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda", statistics)
     point = resolve(schedule, problem, AtomicParallelism)
     batches = [avals[i].shape[0] for i in (0, -2, -1)]
     call = arg_gather_to_x_plan(problem, point, batches)
-    return launch_lowering(ctx, call, operands, avals)
+    if (count := places(problem, point)) is None:
+        return launch_lowering(ctx, call, operands, avals)
+    (out,) = ctx.avals_out
+    sums = out.update(
+        shape=(problem.batch, count, problem.n), dtype=jnp.dtype(accumulator(out.dtype))
+    )
+    found, partial = launch_lowering(ctx, call, operands, avals, [out, sums])
+    merge = merge_plan(problem, point)
+    return launch_lowering(ctx, merge, (partial, operands[1], found), (sums, avals[1], out), [out])
 
 
 def _to_values_cuda(

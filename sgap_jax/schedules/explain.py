@@ -225,7 +225,7 @@ def explain_point(point: Point, problem: Problem) -> str:
         f"{tile} columns of {_of_block(point, groups, chunks)}",
         f"group: {_of_group(point, kernel)}",
         f"lane:  {_of_lane(point, kernel)}",
-        f"write: {_write(point, kernel)}",
+        f"write: {_write(point, kernel, problem.op)}",
         *notes(point, problem),
         _loops(point, kernel, problem.op, tile, n),
     ]
@@ -270,16 +270,21 @@ def _of_lane(point: Point, kernel: str) -> str:
     }[kernel]
 
 
-def _write(point: Point, kernel: str) -> str:
-    shared = "atomic add where a row reaches beyond, else a plain store"
+def _write(point: Point, kernel: str, op: str) -> str:
+    shared = "atomic add where a row reaches beyond, else a plain store; C starts as zeros"
+    if op == "gspmm":
+        shared = (
+            "a plain store, of a row that reaches beyond to partial results, which a second launch "
+            "combines"
+        )
     return {
         "row": "every lane, plain stores",
         "row_pieces": "lane 0 of each group, a plain store: of whole rows to C, of pieces to "
         "partial sums, which a second launch adds in their order",
-        "nnz": f"every lane, at each end of a row: {shared}; C starts as zeros",
+        "nnz": f"every lane, at each end of a row: {shared}",
         "row_group": "lane 0 of each group, "
         + ("a plain store" if point.deterministic else "atomic add; C starts as zeros"),
-        "nnz_group": f"the first lane of each row in a window: {shared}; C starts as zeros"
+        "nnz_group": f"the first lane of each row in a window: {shared}"
         + ("" if point.nnz == 1 else "; rows within one lane: that lane, a plain store"),
     }[kernel]
 
@@ -292,9 +297,15 @@ def _loops(point: Point, kernel: str, op: str, tile: int, n: int) -> str:
         f"  parallel for kc in range(k0, k0 + {tile}, {c}):  # groups; k = kc..kc + {c - 1}\n"
     )
     product = "values[p] * B[column_indices[p], k]"
-    add, total = (f"+= {product}", "sum")
+    add, total, to = (f"+= {product}", "sum", "C[i, k] +=")
+    start, merge = "acc[k] = 0", ""
     if op == "gspmm":
         add, total = "= the better of it and X[column_indices[p], k] op values[p]", "best"
+        to, start = "C[i, k], or partial[window of p, k] =", "acc[k] = none"
+        merge = (
+            "\n  parallel for i in rows of several windows, or of none:  # the second launch\n"
+            "    C[i, k] = best over its windows w of partial[w, k]"
+        )
     body = {
         "row": (
             f"    parallel for i0 in range(0, m, {point.row}):  # lanes\n"
@@ -326,17 +337,17 @@ def _loops(point: Point, kernel: str, op: str, tile: int, n: int) -> str:
         "nnz": (
             f"    parallel for p0 in range(0, nnz, {point.nnz}):  # lanes\n"
             f"      for p in range(p0, min(p0 + {point.nnz}, nnz)):\n"
-            f"        acc[k] += {product}\n"
+            f"        acc[k] {add}\n"
             "        where the row i of p ends, or at the last p:\n"
-            "          C[i, k] += acc[k];  acc[k] = 0"
+            f"          {to} acc[k];  {start}{merge}"
         ),
         "nnz_group": (
             f"    parallel for w0 in range(0, nnz, {g * r}):  # windows, {point.walk} a group\n"
             f"      parallel for p0 in range(w0, min(w0 + {g * r}, nnz), {g}):  # lanes\n"
             f"        for p in range(p0, min(p0 + {g}, nnz)):\n"
-            f"          acc[p0, row of p, k] += {product}\n"
+            f"          acc[p0, row of p, k] {add}\n"
             "      for each row i in the window:  # segment reduction\n"
-            "        C[i, k] += sum over the lanes p0 of acc[p0, i, k]"
+            f"        {to} {total} over the lanes p0 of acc[p0, i, k]{merge}"
         ),
     }[kernel]
     return head + body

@@ -277,7 +277,8 @@ def algorithm(point: Point, op: str) -> str | None:
             row_pieces both with a chunk        the same for pieces of long rows
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
-    gspmm   row, row_group as above with g = r (no atomic maximum also stores its position)
+    gspmm   row, row_group as above with g = r (no atomic maximum also stores its position); nnz,
+            nnz_group as above, and a second launch that combines what the windows of a row have
     sddmm   nnz        {<g nnz, c col>, r}      r lanes share the features of g nonzeros
             row        {<x row, c col>, r}, {<1/g row, c col>, r}: the same for a row's nonzeros
     on rows row        {<x row, 1 col>, r}
@@ -291,6 +292,8 @@ def algorithm(point: Point, op: str) -> str | None:
         return _product(point)
     if op == "sddmm":
         return "nnz" if point.row is None else "row"
+    if op == "gspmm" and point.row is None:
+        return _product(point)
     alone = op == "gspmm" or (op in ROW_OPS and point.col <= 1)
     found = _product(point) if alone else None
     return found if found in ("row", "row_group") and point.deterministic else None
@@ -322,7 +325,8 @@ def unfit(point: Point, op: str) -> str:
 def most_threads(point: Point, op: str, dtype: str) -> int:
     """The largest block whose lanes have registers for their sums; 0 if none has."""
     held = int(max(point.col, 1)) * (8 if dtype == "float64" else 4)
-    if point.col > 4 and (op == "gspmm" or (point.nnz is not None and point.group > 1)):
+    of_entries = point.nnz is not None and (op == "gspmm" or (point.group > 1 and point.col > 4))
+    if of_entries or (point.col > 4 and op == "gspmm"):
         held *= 2  # each sum beside a position, or beside the head of a segment
     if op == "sddmm" or held <= 32:
         return 1024
@@ -366,7 +370,7 @@ def side_by_side(length: int, group: int) -> int:
 def nearest(point: Point, op: str) -> str:
     """The text of a point that is near a legal point and has a kernel of `op`."""
     col = max(c for c in COLUMNS if c <= max(point.col, 1)) if op not in ROW_OPS else 1
-    if op not in ("spmm", "sddmm"):
+    if op not in ("spmm", "sddmm") and not (op == "gspmm" and point.row is None):
         whole = point.row is not None and point.row >= 1
         return f"{{<{point.row} row, {col} col>, 1}}" if whole else _shared(point.group, col)
     if point.row is not None and point.col < 1:

@@ -347,8 +347,8 @@ def _subwarp(problem: Problem) -> SubwarpTile:
 
 
 def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
-    """The points for spmm with skewed rows on CUDA, the best first; none where a point that walks
-    whole rows is expected to be as fast.
+    """The points for spmm and gspmm with skewed rows on CUDA, the best first; none where a point
+    that walks whole rows is expected to be as fast.
 
     Where rows are walked whole, the program takes as long as the lanes of its longest row need. So
     the work is divided otherwise if these lanes take twice the steps that all of the work would
@@ -365,13 +365,23 @@ def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
       one row, in any order: the bits of a sum may differ from call to call. Where XLA_FLAGS ask for
       determinism (xla_gpu_deterministic_ops or xla_gpu_exclude_nondeterministic_ops) rows are cut
       into pieces here too; `schedule=` chooses for one call.
+    - gspmm: sequential over nonzeros, 32 to a lane, 8 for n <= 4, with a second launch for the rows
+      of several lanes and no atomic addition. Predicted for an R-MAT graph of 131,000 vertices and
+      a million edges on an H100 (benchmarks/gpu/model.py): 38.8 us for n = 16 and 18.1 for n = 4,
+      where rows that are walked whole take 102 and 47, and segment reductions over 8 and 32 lanes
+      72 and 18.
     """
     rows, n = problem.rows, problem.n
-    if problem.op != "spmm" or rows is None or problem.format != CSR or not 0 < n <= _MOST_COLUMNS:
+    if problem.op not in TILED or rows is None or problem.format != CSR:
+        return
+    if not 0 < n <= _MOST_COLUMNS:
         return
     point = _point(problem)
     steps = problem.nnz * problem.batch * n / int(point.col) / LANES_UNDER_WAY
     if rows.longest / point.group < 2 * steps:
+        return
+    if problem.op == "gspmm":
+        yield AtomicParallelism(nnz=8 if n <= 4 else 32, col=point.col)
         return
     if n <= 32:
         yield AtomicParallelism(nnz=1, col=point.col, group=32 if n <= 4 else 8)

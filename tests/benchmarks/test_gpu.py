@@ -23,6 +23,9 @@ from benchmarks.gpu import (
 from benchmarks.problems import Unavailable
 from sgap_jax.launch.defaults import OF_VECTORS
 
+# One worker has all tests of the dry run, which so runs once.
+of_the_dry_run = pytest.mark.xdist_group("dry_run")
+
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory):
@@ -36,6 +39,7 @@ def dry_run(tmp_path_factory):
     return folder
 
 
+@of_the_dry_run
 def test_every_row_has_a_time_or_a_reason_and_the_stamp(dry_run):
     rows = [row for op in ("spmm", "sddmm", "softmax") for row in read(dry_run / f"{op}.csv")]
     assert {(row["n"], row["contender"]) for row in rows} >= {
@@ -49,12 +53,14 @@ def test_every_row_has_a_time_or_a_reason_and_the_stamp(dry_run):
     assert {"ours", "ours_jax", "jax_bcoo", "jax_segment_sum", "jax_dense"} <= timed
 
 
+@of_the_dry_run
 def test_points_are_searched_and_right(dry_run):
     points = read(dry_run / "points.csv")
     assert len({row["schedule"] for row in points}) >= 3
     assert all(row["us"] and not row.get("notes") for row in points)
 
 
+@of_the_dry_run
 @pytest.mark.parametrize("op", OF_VECTORS)
 def test_column_vectors_are_measured_beside_their_entries(dry_run, op):
     rows = {row["contender"]: row for row in read(dry_run / f"{op}.csv")}
@@ -73,6 +79,7 @@ def test_column_vectors_are_measured_beside_their_entries(dry_run, op):
     )
 
 
+@of_the_dry_run
 def test_the_summary_says_that_it_was_a_dry_run(dry_run):
     text = (dry_run / "summary.md").read_text()
     assert "no figure here says anything about a GPU" in text

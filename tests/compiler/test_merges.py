@@ -25,6 +25,7 @@ from sgap_jax.compiler.loop_ir.print_c import print_c
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.notation.derivatives import gradient, same
 from sgap_jax.compiler.notation.expr import Assign, Tensor, index_vars
+from sgap_jax.compiler.notation.parse import parse
 from sgap_jax.compiler.notation.spaces import space_of
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Format
@@ -218,6 +219,30 @@ def test_the_preset():
         assert "CPUVector" not in str(presets.cpu(EXPRESSIONS[name]))
 
 
+@pytest.mark.parametrize("formats", [(CSR, CSR, CSR), (CSF(2), CSR, CSF(2)), (CSR, CSF(2), None)])
+def test_workspaces(formats):
+    """Gustavson's product by a workspace for each row, with a sparse result at a pattern, or dense;
+    the rows of a pattern that the product does not reach, and the reverse."""
+    product = parse("C(i,k) = A(i,j) * B(j,k)", dict(zip("ABC", formats, strict=True)))
+    rows = Schedule(product).precompute("A B", "k", "k2", "w")
+    if formats[2] == CSR:
+        assert "w[k] += A_vals[A2_p] * B_vals[B2_p];" in rows.loops()
+        assert "C[C_2_p] = w[k_2];" in rows.loops()
+        with pytest.raises(NotImplementedError, match="k2 is a tile of merged"):
+            rows.split("k2", "k3", "k4", 2)
+        with pytest.raises(ScheduleError, match="merged one after the other"):
+            rows.parallelize("k2", "CPUVector", "NoRaces")
+    for density in (0, 0.3, 1):
+        problem = Merged(product, SIZES, density, 3)
+        problem.check(rows)
+        function = problem.check(presets.cpu_workspace(product, 4))
+    pytest.importorskip("llvmlite")
+    (found,) = call(function, *problem.given(function).values())
+    np.testing.assert_array_equal(np.float64(found), problem.want)
+    with pytest.raises(ScheduleError, match="not one product of merged coordinates"):
+        presets.cpu_workspace(EXPRESSIONS["sum"])
+
+
 def test_vectors_and_promotion():
     product = Assign(C[i, k], A[i, j] * b[j] * X[j, k])
     vectors = Schedule(product).reorder(i, j, k).parallelize("k", "CPUVector", "NoRaces")
@@ -282,7 +307,7 @@ REFUSED = [
     (lambda s: s.split("j", "j0", "j1", 4).split("j1", "u", "v", 2), "j1 is a tile of merged"),
     (lambda s: s.split("j", "j0", "j1", 4).reorder("j1", "j0"), "must be inside the loop of j0"),
     (lambda s: s.reorder("j", "i"), "must be inside the loop of i, which says where"),
-    (lambda s: s.precompute("A", "j", "jw", "w"), "a workspace takes a part of a product"),
+    (lambda s: s.precompute("A", "j", "jw", "w"), "a workspace takes a part of one product that"),
     (lambda s: s.bind("i", "octet_mma"), "octet_mma"),
 ]
 

@@ -28,7 +28,7 @@ from sgap_jax import (
     choose_schedule,
     spmm,
 )
-from sgap_jax.launch import attention, launch, nvrtc
+from sgap_jax.launch import attention, gspmm, launch, nvrtc
 from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.launch.defaults import NAMES, default_calls
 from sgap_jax.launch.kernel_call import KernelCall
@@ -38,8 +38,8 @@ from sgap_jax.launch.spmm import launch_plan as spmm_plan
 from sgap_jax.launch.spmm import merge_plan
 from sgap_jax.primitives import _define
 
-# sm_80, sm_90 and sm_100, whose code is in wheels, have tests of their own.
-OTHERS = ("sm_75", "sm_86", "sm_89", "sm_120")
+# sm_90 and sm_100 have tests of their own, and sm_80 one of the kernels with tensor cores.
+OTHERS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
 EVERY = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 TENSOR_CORES = ("spmm_vectors", "sddmm_vectors", "attention")
 OCTETS = Problem(
@@ -66,6 +66,14 @@ def besides_the_defaults():
     pieces = Schedule.parse("{<1 row, 4 col>, 1} chunk=64")
     yield spmm_plan(entries, pieces)
     yield merge_plan(entries, pieces)
+    messages, nonzeros = (
+        dataclasses.replace(entries, op="gspmm"),
+        Schedule.parse("{<32 nnz, 4 col>, 1}"),
+    )
+    yield gspmm.extremum_plan(messages, nonzeros, add=False, minimum=False)
+    yield gspmm.arg_gather_to_x_plan(messages, nonzeros)
+    yield gspmm.merge_plan(messages, nonzeros, minimum=False)
+    yield gspmm.merge_plan(messages, nonzeros)
     sampled = dataclasses.replace(entries, op="sddmm")
     yield sddmm_plan(sampled, Schedule.parse("{<1 row, 4 col>, 8}"))
     half = dataclasses.replace(OCTETS, dtype="float16")

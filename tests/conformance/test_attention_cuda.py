@@ -36,6 +36,10 @@ def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
     require_nvrtc()
     i = ["float32", "float64", "bfloat16", "float16"].index(dtype)
     for at, (length, depth) in enumerate([(1, 64), (8, 64), (8, 128), (2, 17), (32, 64)]):
+        if (
+            arch == "sm_80" and (at + i) % 2
+        ):  # as many registers as for sm_90, see test_default_points
+            continue
         format = "CSR" if length == 1 else str(CVS(length))
         tile = TILES[(at + i) % 4]
         problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)

@@ -1,5 +1,5 @@
-"""Every default kernel compiles for every architecture without spills or local memory, with as many
-registers as it had."""
+"""Every default kernel compiles for the architectures of wheels without spills or local memory,
+with as many registers as it had."""
 
 import functools
 import re
@@ -8,16 +8,23 @@ import golden_files
 import pytest
 from cuda_sources import require_nvrtc, resources_of
 
-from sgap_jax.launch.defaults import LAUNCH_PLANS, NAMES, OF_VECTORS, default_calls
+from sgap_jax.launch.defaults import LAUNCH_PLANS, NAMES, OF_ATTENTION, OF_VECTORS, default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
 
 # Of a thread: a warp takes registers in units of 8 for each lane. NVRTC of another version may need
 # that many more or fewer, which is no reason to look.
 UNIT = 8
 
+# For sm_80 ptxas takes as many registers as for sm_90 (at most 12 more, in 1,177 kernels), for
+# sm_100 up to 58 more: there, only those with tensor cores, which take most. A part of the others
+# compiles for sm_80 in test_architectures_cuda.py.
+OF_TENSOR_CORES = (*OF_VECTORS, *OF_ATTENTION)
+CASES = [
+    (n, arch) for n in NAMES for arch in ARCHITECTURES if arch != "sm_80" or n in OF_TENSOR_CORES
+]
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", NAMES)
+
+@pytest.mark.parametrize(("name", "arch"), CASES)
 def test_default_kernels_stay_in_registers(name, arch, golden):
     require_nvrtc()
     sources = list(default_calls(name))

@@ -13,11 +13,14 @@ from sgap_jax.launch.gspmm import (
     arg_gather_to_values_plan,
     arg_gather_to_x_plan,
     extremum_plan,
+    merge_plan,
 )
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("gspmm", (1000, 900), 20_000, n=128, platform="cuda")
-POINTS = list(legal_points(PROBLEM))
+LEGAL = list(legal_points(PROBLEM))
+# Every eighteenth of the many points of nonzeros, which are one kernel.
+POINTS = [p for p in LEGAL if p.nnz is None] + [p for p in LEGAL if p.nnz is not None][::18]
 ENTRIES = dataclasses.replace(PROBLEM, op="sddmm")
 
 
@@ -42,9 +45,12 @@ def test_every_point_compiles_without_spills_or_local_memory(arch):
         other = dataclasses.replace(PROBLEM, dtype=dtype, n=n, permuted=permuted)
         calls += [
             extremum_plan(PROBLEM, point, add=False, minimum=False),
-            extremum_plan(other, point, add=i % 2 == 0, minimum=i % 4 < 2),
-            arg_gather_to_x_plan(other, point),
+            arg_gather_to_x_plan(other, point)
+            if i % 2
+            else extremum_plan(other, point, add=i % 4 < 2, minimum=i % 8 < 4),
         ]
+        if point.nnz is not None:
+            calls += [merge_plan(other, point), merge_plan(other, point, minimum=False)]
     check(calls, arch)
 
 

@@ -24,6 +24,7 @@ from sgap_jax import (
     SparseArray,
     candidate_schedules,
     choose_schedule,
+    gspmm,
     reference,
     spmm,
 )
@@ -226,6 +227,17 @@ def test_tuning_with_the_same_bits_begins_with_pieces():
         assert candidate_schedules(asked(n), deterministic=False)[0] == choose_schedule(asked(n))
 
 
+def test_extrema_of_skewed_rows_split_nonzeros():
+    for n, point in ((4, "{<8 nnz, 4 col>, 1}"), (64, "{<32 nnz, 4 col>, 1}")):
+        messages = dataclasses.replace(asked(n), op="gspmm")
+        assert str(choose_schedule(messages)) == point
+        text = choose_schedule(messages).explain(messages)
+        assert "partial results, which a second launch combines" in text and "atomic" not in text
+        assert candidate_schedules(messages)[0] == choose_schedule(messages)  # the same bits
+        with with_failing({"gspmm nnz": "a reason"}), pytest.warns(RuntimeWarning):
+            assert choose_schedule(messages).row is not None
+
+
 def test_where_pieces_fail_nonzeros_are_split():
     with with_failing({"spmm row_pieces": "a reason"}), pytest.warns(RuntimeWarning):
         assert str(choose_schedule(asked(64))) == "{<32 nnz, 4 col>, 1}"
@@ -320,3 +332,10 @@ def test_a_product_with_skewed_rows_is_right(n):
     )
     assert ("SpmmNnz" if n < 32 else "SpmmPieces") in sources[0] and "SpmmRow" in sources[-1]
     assert len(sources) == (2 if n < 32 else 3)
+    sources.clear()
+    options = dict(reduce="max", schedule=Emulated(run))
+    C, back = jax.vjp(lambda B: gspmm(A, B, **options), jnp.asarray(B))
+    np.testing.assert_array_equal(C, reference.gspmm(*args, B, "mul", "max"))
+    expected = jax.vjp(lambda B: gspmm(A, B, reduce="max"), jnp.asarray(B))[1](C)[0]
+    np.testing.assert_array_equal(back(C)[0], expected)
+    assert "GspmmNnz" in sources[0] and "GspmmMergeK" in sources[1] and len(sources) == 3

@@ -42,7 +42,10 @@ def test_every_point_compiles_without_spills_or_local_memory(family, arch):
     for point in points:
         # Windows of several nonzeros a lane: each on one architecture.
         several = family == "nnz_group" and point.nnz > 1
-        if several and zlib.crc32(str(point).encode()) % 3 != ARCHITECTURES.index(arch):
+        turn = zlib.crc32(str(point).encode()) % 3
+        if several and turn != ARCHITECTURES.index(arch):
+            continue
+        if arch == "sm_80" and turn:  # as many registers as for sm_90, see test_default_points
             continue
         sources += [launch_plan(problem, point).source for problem in variants(point)]
     assert sources

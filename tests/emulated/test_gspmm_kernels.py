@@ -1,7 +1,6 @@
 """The kernels of gspmm with a maximum or minimum, and of its derivatives, run by the emulator."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,8 @@ from sgap_jax.launch.gspmm import (
     arg_gather_to_values_plan,
     arg_gather_to_x_plan,
     extremum_plan,
+    merge_plan,
+    places,
 )
 from sgap_jax.primitives._define import bind, structure
 from sgap_jax.primitives.gspmm import gspmm_p
@@ -26,7 +27,9 @@ from sgap_jax.primitives.gspmm_arg_gather import (
     arg_gather_to_x_p,
 )
 
-POINTS = list(legal_points(Problem("gspmm", (100, 90), 1000, n=128)))
+LEGAL = list(legal_points(Problem("gspmm", (100, 90), 1000, n=128)))
+# Every eighteenth of the many points of nonzeros, which are one kernel.
+POINTS = [p for p in LEGAL if p.nnz is None] + [p for p in LEGAL if p.nnz is not None][5::18]
 SDDMM_POINTS = [
     Schedule.parse(text)
     for text in ("{<1 nnz, 4 col>, 8}", "{<4 nnz, 1 col>, 2}", "{<2 nnz, 2 col>, 1}")
@@ -34,7 +37,9 @@ SDDMM_POINTS = [
 REPRESENTATIVES = [
     Schedule.parse("{<2 row, 2 col>, 1}"),
     Schedule.parse("{<1/8 row, 4 col>, 8} worker_dim_r=1/2"),
+    Schedule.parse("{<3 nnz, 2 col>, 4} worker_dim_r=1/2 block_size=32"),
 ]
+NNZ = "gspmm_nnz.cuh"
 ARG_GATHER = "gspmm_arg_gather.cuh"
 DTYPES = ["float32", "float64", "bfloat16", "float16"]
 
@@ -90,13 +95,28 @@ class Operands:
         )
 
 
-def check_extrema(of, point, add, minimum, change=None):
+def launched(of, problem, point, call, inputs, shape, change, **merged):
+    """Results [batch, m, n] of one launch, or of two for a point of nonzeros: of the sums, or with
+    `minimum` of the extrema and their positions."""
+    dtypes = [jnp.dtype(of.dtype)] + [np.int32] * len(merged)
+    results = [(shape, dtype) for dtype in dtypes]
+    count = places(problem, point)
+    if count is None:
+        return emulate(change(call), inputs, results)
+    wide = np.float64 if of.dtype == "float64" else np.float32
+    parts = [((of.batch, count, of.n), dtype) for dtype in [wide, np.int32][: len(results)]]
+    found = emulate(change(call), inputs, results + parts)
+    first, partial = found[: len(results)], found[len(results) :]
+    call = change(merge_plan(problem, point, **merged))
+    return emulate(call, (*partial, inputs[1], *first), results)
+
+
+def check_extrema(of, point, add, minimum, change=lambda call: call):
     C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=minimum, positions=True)
     problem = of.problem("gspmm", (of.m, of.k), of.transpose)
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=(of.batch, of.batch))
-    call = call if change is None else change(call)
     inputs = (of.values, *of.along(of.transpose), of.x)
-    outputs = emulate(call, inputs, [(C.shape, jnp.dtype(of.dtype)), (C.shape, np.int32)])
+    outputs = launched(of, problem, point, call, inputs, C.shape, change, minimum=minimum)
     np.testing.assert_array_equal(outputs[0], C)
     np.testing.assert_array_equal(outputs[1], arg)
 
@@ -107,11 +127,13 @@ def check_derivatives(of, rows_point, entries_point, change=lambda call: call):
 
     expected = of.on_the_cpu(arg_gather_to_x_p, of.values, of.d, arg)
     problem = of.problem("gspmm", (of.k, of.m), not of.transpose)
-    call = change(arg_gather_to_x_plan(problem, rows_point, batches))
+    call = arg_gather_to_x_plan(problem, rows_point, batches)
     inputs = (of.values, *of.along(not of.transpose), of.d, arg)
-    (result,) = emulate(call, inputs, [(expected.shape, out)])
+    (result,) = launched(of, problem, rows_point, call, inputs, expected.shape, change)
     np.testing.assert_array_equal(result, expected)
 
+    if rows_point.nnz is not None:
+        return  # the other derivatives do not depend on it
     expected = of.on_the_cpu(arg_gather_p, of.values, of.x, arg)
     problem = of.problem("gspmm", of.case.shape, of.transpose)
     inputs = (of.values, *of.arrays[:2], of.x, arg)
@@ -129,7 +151,8 @@ def check_derivatives(of, rows_point, entries_point, change=lambda call: call):
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_every_point(point):
     i = POINTS.index(point)
-    for turn, name in enumerate(("every_length", "padded", "empty_rows_at_both_ends")):
+    names = ("every_length", "padded", "empty_rows_at_both_ends", "one_heavy_row")
+    for turn, name in enumerate((names[i % 4], names[(i + 1) % 4])):
         dtype, n = DTYPES[(i + turn) % 4], (1, 4, 7)[(i + turn) % 3]
         of = Operands(BATTERY[name], dtype, n, transpose=(i + turn) % 2 == 1)
         check_extrema(of, point, add=i % 3 == 0, minimum=turn == 1)
@@ -138,10 +161,10 @@ def test_every_point(point):
 
 @pytest.mark.parametrize("name", BATTERY)
 def test_every_matrix(name):
-    for point, transpose, n in itertools.product(REPRESENTATIVES, (False, True), (4, 5)):
-        of = Operands(BATTERY[name], "float32", n, transpose)
-        check_extrema(of, point, add=n == 4, minimum=transpose)
-        if n == 5:
+    for i, point in enumerate(REPRESENTATIVES):
+        for n, transpose in ((4, i % 2 == 0), (5, i % 2 == 1)):
+            of = Operands(BATTERY[name], "float32", n, transpose)
+            check_extrema(of, point, add=n == 4, minimum=transpose)
             check_derivatives(of, point, SDDMM_POINTS[transpose])
 
 
@@ -169,19 +192,30 @@ def test_the_first_nan_wins(point, minimum):
     [
         # ties won by the last entry, NaN treated as a number, an empty lane that wins, a group cut
         # in half
-        ("gspmm.cuh", "return other.at < found.at;", "return true;", REPRESENTATIVES[0]),
-        ("gspmm.cuh", "return other.at < found.at;", "return false;", REPRESENTATIVES[1]),
+        ("gspmm.cuh", "!(message <= best)", "!(message < best)", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "(unsigned(other.at) < unsigned(found.at))", "false", REPRESENTATIVES[1]),
         (
             "gspmm.cuh",
-            "found.at < 0) return other.at >= 0;",
-            "found.at < 0) return true;",
+            "unsigned(other.at) < unsigned(found.at)",
+            "other.at < found.at",
             REPRESENTATIVES[1],
         ),
-        ("gspmm.cuh", "distance = kGroup / 2", "distance = kGroup / 4", REPRESENTATIVES[1]),
+        ("gspmm.cuh", "(found[j].at < 0) |", "", REPRESENTATIVES[1]),
+        ("group.cuh", "distance = kLanes / 2", "distance = kLanes / 4", REPRESENTATIVES[1]),
         ("gspmm.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
         ("gspmm.cuh", "inside && row < m", "row < m", REPRESENTATIVES[1]),
-        ("gspmm.cuh", "add ? number + value :", "!add ? number + value :", REPRESENTATIVES[0]),
-        ("gspmm.cuh", "return minimum ?", "return !minimum ?", REPRESENTATIVES[1]),
+        ("gspmm.cuh", "(add ? A(1) : value)", "(add ? value : A(1))", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "minimum ? A(-1) : A(1)", "minimum ? A(1) : A(-1)", REPRESENTATIVES[1]),
+        (
+            NNZ,
+            "AddNext<Combine>(head, found);",
+            "AddNext<Combine>(found, found);",
+            REPRESENTATIVES[2],
+        ),
+        (NNZ, "2 * number + begins", "2 * number", REPRESENTATIVES[2]),
+        (NNZ, "w <= to; ++w", "w < to; ++w", REPRESENTATIVES[2]),
+        (NNZ, "w <= to; w += kShare", "w < to; w += kShare", REPRESENTATIVES[2]),
+        (NNZ, "(none || low < high)", "low < high", REPRESENTATIVES[2]),
         (
             ARG_GATHER,
             "kPermuted ? permutation[p] : Index(p)",
@@ -202,9 +236,17 @@ def test_the_first_nan_wins(point, minimum):
 def test_planted_bugs_are_caught(header, right, wrong, point, planted):
     def check():
         for transpose in (False, True):
-            of = Operands(BATTERY["padded"], "float32", 9, transpose)
+            of = Operands(
+                BATTERY["heavy_first_and_last" if header == NNZ else "padded"],
+                "float32",
+                9,
+                transpose,
+            )
             check_extrema(of, point, add=False, minimum=False)
             check_derivatives(of, point, SDDMM_POINTS[1])
+        of = Operands(BATTERY["empty_rows_at_both_ends"], "float32", 4, transpose=False)
+        of.x[:] = -np.inf
+        check_extrema(of, point, add=True, minimum=False)
 
     planted(header, right, wrong, check)
 

@@ -26,7 +26,7 @@ def test_draws_are_legal_and_reach_every_kernel(op):
     problem = Problem(op, (100, 90), 1000, n=OPS[op], platform="cuda")
     for point in points:
         point.check(problem)
-    assert len({algorithm(point, op) for point in points}) == (4 if op == "spmm" else 2)
+    assert len({algorithm(point, op) for point in points}) == (4 if op in ("spmm", "gspmm") else 2)
     assert {point.walk for point in points} == {1, 2, 4}
     assert {point.block_size for point in points} == {128, 256, 512}
     tiled = len({point.tile_size for point in points}) > 3

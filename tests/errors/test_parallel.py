@@ -67,6 +67,8 @@ def test_products(A, mesh):
         P @ jnp.ones((2, 4, 2))
     with pytest.raises(ValueError, match="of own columns"):
         P.with_values((jnp.ones(3), P.values[1]))
+    with pytest.raises(NotImplementedError, match=r"in_order: .*partition\(A.T, mesh, axis\)"):
+        parallel.spmm(P, jnp.ones((6, 2)), transpose=True, in_order=True)
     with pytest.raises(ValueError, match=r"no second axis; .* second=...\) names one"):
         P.choose(2)
     with pytest.raises(ValueError, match="of foreign columns"):

@@ -22,7 +22,7 @@ from sgap_jax.nn import linen
 
 MODULES = (sgap_jax, masks, select, parallel, linalg, nn, linen, compiler)
 # docs/api.md documents these of the module of presets, which imports more.
-PRESETS = ("cpu", "cpu_entries", "cpu_fibers", "spmm_point")
+PRESETS = ("cpu", "cpu_entries", "cpu_fibers", "cpu_workspace", "spmm_point")
 
 OPERATORS = {
     f"__{name}__"

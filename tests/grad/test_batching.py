@@ -35,31 +35,49 @@ def subsets(operands):
     yield tuple(x.ndim for x in operands)  # all, along the last axis
 
 
+def mapped(operands):
+    """(axes, operands of which some are batched) for each subset: a test's programs of all of them
+    are compiled as one."""
+    for axes in subsets(operands):
+        pairs = zip(operands, axes, strict=True)
+        yield axes, [x if a is None else batched(x, a) for x, a in pairs]
+
+
 @pytest.mark.seconds(check=8, test=30)
 def test_vmap(op):
     function, twin, operands = op
-    for axes in subsets(operands):
-        args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
-        expected = np.asarray(jax.jit(jax.vmap(twin, axes))(*args))
-        close(jax.jit(jax.vmap(function, axes))(*args), expected)
-        close(jax.jit(jax.vmap(function, axes, 1))(*args), np.moveaxis(expected, 0, 1))
+    cases = list(mapped(operands))
+    along = lambda f, out: jax.jit(
+        lambda args: [jax.vmap(f, axes, out)(*x) for (axes, _), x in zip(cases, args, strict=True)]
+    )([args for _, args in cases])
+    expected = along(twin, 0)
+    close(along(function, 0), expected)
+    close(along(function, 1), [np.moveaxis(np.asarray(x), 0, 1) for x in expected])
 
 
 @pytest.mark.seconds(check=2, test=12)
 def test_vmap_of_grad_and_grad_of_vmap(op):
     function, twin, operands = op
+    cases = list(mapped(operands))
     every = tuple(range(len(operands)))
-    for axes in subsets(operands):
-        args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
-        expected = jax.jit(jax.vmap(jax.grad(scalar(twin), every), axes))(*args)
-        close(jax.jit(jax.vmap(jax.grad(scalar(function), every), axes))(*args), expected)
-        # The gradient of the sum: of what is shared, the sum; of what is mapped, each its own.
-        total = lambda *x: jnp.sum(jax.vmap(scalar(function), axes)(*x))  # noqa: B023
-        expected = tuple(
-            np.sum(g, 0) if a is None else np.moveaxis(g, 0, a)
-            for g, a in zip(map(np.asarray, expected), axes, strict=True)
-        )
-        close(jax.jit(jax.grad(total, every))(*args), expected)
+
+    def of_each(f, args):
+        pairs = zip(cases, args, strict=True)
+        return [jax.vmap(jax.grad(scalar(f), every), axes)(*x) for (axes, _), x in pairs]
+
+    def of_sum(f, args):
+        total = lambda axes: lambda *x: jnp.sum(jax.vmap(scalar(f), axes)(*x))
+        pairs = zip(cases, args, strict=True)
+        return [jax.grad(total(axes), every)(*x) for (axes, _), x in pairs]
+
+    args = [args for _, args in cases]
+    expected = jax.jit(lambda args: of_each(twin, args))(args)
+    of_parts, of_total = jax.jit(lambda x: (of_each(function, x), of_sum(function, x)))(args)
+    close(of_parts, expected)
+    # The gradient of the sum: of what is shared, the sum; of what is mapped, each its own.
+    for (axes, _), grads, found in zip(cases, expected, of_total, strict=True):
+        pairs = zip(map(np.asarray, grads), axes, strict=True)
+        close(found, tuple(np.sum(g, 0) if a is None else np.moveaxis(g, 0, a) for g, a in pairs))
 
 
 def test_nested_vmap(op):

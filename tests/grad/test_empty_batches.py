@@ -66,17 +66,21 @@ def operations(A, schedule):
 def test_every_operation(format, schedule):
     A, X = SparseArray.from_dense(DENSE, format=format), normal(N, 4)
     none = lambda x: jnp.zeros((0, *x.shape), x.dtype)
-    for number, op in enumerate(operations(A, schedule)):
-        alone = jax.eval_shape(op, A.values, X)
-        total = lambda v, X, op=op: jnp.sum(jnp.sin(op(v, X)))
-        for axes in ((None, 0), (0, None), (0, 0)):
-            args = [x if a is None else none(x) for x, a in zip((A.values, X), axes, strict=True)]
-            many = jax.vmap(op, axes)
-            of_sum = jax.grad(lambda *x, many=many: jnp.sum(many(*x)), (0, 1))
-            each = jax.vmap(jax.grad(total, (0, 1)), axes)
-            every = jax.jit(lambda *x, fs=(many, of_sum, each): tuple(f(*x) for f in fs))
-            got, grads, separate = every(*args)
-            assert got.shape == (0, *alone.shape), (number, axes)
+    ops = list(operations(A, schedule))
+    alone = [jax.eval_shape(op, A.values, X) for op in ops]
+
+    def of_each(op, axes, *args):
+        many = jax.vmap(op, axes)
+        grads = jax.grad(lambda *x: jnp.sum(many(*x)), (0, 1))(*args)
+        total = lambda v, X: jnp.sum(jnp.sin(op(v, X)))
+        return many(*args), grads, jax.vmap(jax.grad(total, (0, 1)), axes)(*args)
+
+    for axes in ((None, 0), (0, None), (0, 0)):
+        args = [x if a is None else none(x) for x, a in zip((A.values, X), axes, strict=True)]
+        # One program of all operations.
+        found = jax.jit(lambda *x, axes=axes: [of_each(op, axes, *x) for op in ops])(*args)
+        for number, (got, grads, separate) in enumerate(found):
+            assert got.shape == (0, *alone[number].shape), (number, axes)
             for grad, x in zip(grads, args, strict=True):
                 assert grad.shape == x.shape and not grad.any(), (number, axes)
             assert [g.shape for g in separate] == [(0, *x.shape) for x in (A.values, X)]

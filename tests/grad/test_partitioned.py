@@ -14,7 +14,7 @@ import pytest
 from battery import BATTERY, array
 from differentiable_ops import close, normal
 from jax import export
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_calls import cases
 
@@ -58,11 +58,17 @@ def held(case, rows):
             assert count <= {**table.forward, **table.gradient}.get(name, 0), row
 
 
+# One worker has all of them, and so the script runs once.
+of_the_script = pytest.mark.xdist_group("partitioned")
+
+
+@of_the_script
 @pytest.mark.parametrize("case", ESSENTIAL)
 def test_essential_collectives(case, rows):
     held(case, rows)
 
 
+@of_the_script
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ESSENTIAL])
 def test_collectives(case, rows):
@@ -116,6 +122,16 @@ def test_an_export_of_a_split_program_holds_the_kernels_alone(mesh):
     assert exported.nr_devices == 2 and "CustomSPMDPartitioning" not in exported.mlir_module()
     restored = export.deserialize(exported.serialize())
     close(jax.jit(restored.call)(*given), A @ B)
+
+
+def test_a_program_for_more_devices_than_the_process_has():
+    """Nothing stands for the devices of the program: operands are gathered, as a warning says."""
+    mesh = AbstractMesh((64,), ("x",))
+    B = jax.ShapeDtypeStruct((A.shape[1], 64), A.dtype, sharding=NamedSharding(mesh, P(None, "x")))
+    traced = jax.jit(lambda B: A @ B).trace(B)
+    with pytest.warns(RuntimeWarning, match="xla_force_host_platform_device_count=64"):
+        text = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "CustomSPMDPartitioning" not in text and "sgap_spmm_csr_v1" in text
 
 
 def test_a_program_of_one_device_lowers_to_the_kernel_alone():

@@ -16,6 +16,8 @@ SUMMED_OVER_PARTS = (
     *("sddmm, weighted", "scores, softmax, sum"),
 )
 SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
+# One worker has all tests of the script, which so runs once.
+pytestmark = pytest.mark.xdist_group("parts_of_eight")
 
 
 @pytest.fixture(scope="module")

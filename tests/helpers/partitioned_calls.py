@@ -151,6 +151,13 @@ def cases():
             NOTHING,
             NOTHING,
         ),
+        "spmm, inner of two batches": Case(
+            each(each(lambda v, B: sj.spmm(of(v), B))),
+            ((2, 4, A.nnz), (2, 4, K, 16)),
+            (P(None, "x"), P(None, "x")),
+            None,  # they become one axis, which has no such split
+            None,
+        ),
         "sddmm, summed features": Case(
             lambda X, Y: sj.sddmm(A, X, Y).values,
             ((M, 8), (K, 8)),

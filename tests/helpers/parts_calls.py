@@ -126,7 +126,7 @@ ATTENTION = {
     ),
     "attention, band, batch and heads over other axes": (
         window(64, 3),
-        dict(rows="even"),
+        dict(rows="even", second="heads"),
         (4, 2),
         dict(lengths=[30, 64], bias=(2, 4), sinks=True, mesh=(2, 2, 2)),
     ),
@@ -294,7 +294,7 @@ def run_attention(name, mesh):
     if "mesh" in options:
         kinds = (AxisType.Auto,) * 3
         mesh = jax.make_mesh(options["mesh"], ("x", "batch", "heads"), axis_types=kinds)
-        split_axes = dict(batch_axis="batch", heads_axis="heads")
+        split_axes = dict(batch_axis="batch")  # and the heads over the second axis of the pattern
         over = jax.P("batch", "x", "heads")
     rng, (L, S) = np.random.default_rng(2), pattern.shape
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape))

@@ -37,7 +37,6 @@ RESIDUAL = "y(i) = b(i) - A(i,j) * x(j)"
 EINSUM = jnp.einsum
 CASES = {
     RESIDUAL: lambda A, b, x: b - A @ x,
-    "C(i,k) = A(i,j) * D(j,k)": lambda A, D: A @ D,
     "C(i,j) = A(i,j) * A(i,j) * B(i,j) + b(i) - B(i,j)": lambda A, B, b: A * A * B + b[:, None] - B,
     "s = A(i,j) * D(j,k) * P(i,k)": lambda A, D, P: EINSUM("ij,jk,ik->", A, D, P),
     "C(i,j) = A(i,j) * (B(i,j) - v(j))": lambda A, B, v: A * (B - v[None]),

@@ -438,13 +438,15 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype, format):
     apart, X = parallel.partition(A, mesh, "x"), jnp.ones((24, 2), dtype)
     of_parts = lambda P: parallel.partition(P, mesh, "x").values
 
-    def every(ops, A, X):
+    def every(ops, A, X, **in_order):
         messages = ops.gspmm(A, X, op="copy", reduce="max")
         means = ops.gspmm(A, X, op="div", reduce="mean")
         back = ops.gspmm(A, X, op="sub", reduce="min", transpose=True)
-        return ops.sparse_softmax(A).values, messages, means, back, ops.row_max(A), ops.row_sum(A)
+        product = ops.spmm(A, jnp.cumsum(X, 0) / 3, **in_order)
+        found = ops.sparse_softmax(A).values, messages, means, product, back
+        return *found, ops.row_max(A), ops.row_sum(A)
 
-    (softmax, *others, top, total) = jax.jit(partial(every, parallel))(apart, X)
+    (softmax, *others, top, total) = jax.jit(partial(every, parallel, in_order=True))(apart, X)
     expected = jax.jit(partial(every, sgap_jax))(A, X)
     jax.tree.map(np.testing.assert_array_equal, softmax, of_parts(A.with_values(expected[0])))
     rows = (*others, apart.from_parts(top), apart.from_parts(total))

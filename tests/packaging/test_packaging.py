@@ -61,12 +61,12 @@ def toolkit(tmp_path_factory):
 def distributions(tmp_path_factory, toolkit):
     """(sdist, wheel), the wheel built from the sdist's content and not from the checkout.
 
-    With the precompiled kernels of one operation, where there is NVRTC, and slow CPU kernels, which
-    compile in less time.
+    With the precompiled kernels of one operation, where there is NVRTC, and slow CPU kernels of one
+    instruction set, which compile in less time: the environment of the tests was built with all.
     """
     out = tmp_path_factory.mktemp("dist")
     settings = {"SGAP_CUBINS": "ON" if toolkit else "OFF", "SGAP_CUBINS_OPS": "row_sum"}
-    settings["SGAP_OPTIMIZATION"] = "-O0"
+    settings |= {"SGAP_OPTIMIZATION": "-O0", "SGAP_BASELINE_ONLY": "ON"}
     words = [f"-Ccmake.define.{name}={value}" for name, value in settings.items()]
     environment = {"CUDA_HOME": str(toolkit)} if toolkit else {}
     run(sys.executable, "-m", "build", *words, "--outdir", out, ROOT, cwd=out, env=environment)
@@ -89,7 +89,13 @@ def test_sdist_holds_what_a_build_needs_and_no_build_products(distributions):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"} <= names
     folders = {name.split("/")[0] for name in names}
-    assert {"sgap_jax", "cpu", "cmake"} <= folders
+    sources = {"sgap_jax", "cpu", "cuda", "cmake"}
+    assert sources <= folders
+    files = {path for folder in sources for path in (ROOT / folder).rglob("*.*") if path.is_file()}
+    own = {
+        path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".so", ".pyc")
+    }
+    assert len(own) > 300 and own <= names
     assert not folders & {".venv", "build", ".git"}
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 

@@ -24,6 +24,7 @@ from sgap_jax.compiler.lowering.reductions import Plan
 from sgap_jax.compiler.lowering.storage import Storage
 from sgap_jax.compiler.notation.cin import Pos
 from sgap_jax.compiler.notation.expr import Access, Factor, IndexVar
+from sgap_jax.compiler.notation.nest import paths
 from sgap_jax.schedules.schedule import ScheduleError
 
 
@@ -148,7 +149,8 @@ class Context:
         self.names, self.merged, self.leaders = names, merged, leaders
         self.sum: str | None = None
         self.cases = 0  # bodies of merge loops so far
-        self.scope = Scope(alive=frozenset(term.factors for term in nest.expression.products))
+        products = [term for _, leaf in paths(nest.body) for term in leaf.products]
+        self.scope = Scope(alive=frozenset(term.factors for term in products))
 
     # What changes for a while.
 

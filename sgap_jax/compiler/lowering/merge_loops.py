@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from sgap_jax.compiler.loop_ir.arithmetic import ONE, ZERO, add, both, least, multiply
 from sgap_jax.compiler.loop_ir.loopir import (
@@ -47,9 +48,18 @@ from sgap_jax.compiler.lowering.assignments import declare_temporaries
 from sgap_jax.compiler.lowering.context import Context, Range
 from sgap_jax.compiler.lowering.derived_variables import define_derived
 from sgap_jax.compiler.lowering.ranges import lower_bound, range_of, value_of
-from sgap_jax.compiler.notation.cin import Body, Forall, Pos, Split, SuchThat, Where
+from sgap_jax.compiler.notation.cin import (
+    Assignment,
+    Body,
+    Forall,
+    Pos,
+    Precompute,
+    Split,
+    SuchThat,
+    Where,
+)
 from sgap_jax.compiler.notation.expr import Access, IndexVar, Term
-from sgap_jax.compiler.notation.nest import paths, replace
+from sgap_jax.compiler.notation.nest import paths
 from sgap_jax.compiler.notation.spaces import Part, part_of, space_of, stored_indices
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -89,29 +99,54 @@ def merged_index(ctx: Context, var: IndexVar) -> IndexVar | None:
 
 
 def without_positions(statement: SuchThat) -> tuple[SuchThat, dict[IndexVar, Access]]:
-    """The statement with loops over coordinates, and the operand over whose positions the loop of
-    an index goes, where the schedule gives one."""
+    """The statement with loops over coordinates, in a workspace's producer by the same variable as
+    in its consumer; and the operand over whose positions the loop of an index goes, where the
+    schedule gives one."""
     leaders: dict[IndexVar, Access] = {}
     body = statement.body
     for relation in statement.relations:
         if isinstance(relation, Pos):
             leaders[relation.coordinate] = relation.access
-            body = replace(body, relation.position, functools.partial(_over, relation.coordinate))
-    relations = tuple(r for r in statement.relations if not isinstance(r, Pos))
+            body = _renamed(body, relation.position, relation.coordinate)
+        elif isinstance(relation, Precompute):
+            body = _renamed(body, relation.fresh, relation.var)
+    relations = tuple(r for r in statement.relations if not isinstance(r, Pos | Precompute))
     return SuchThat(body, relations), leaders
 
 
-def _over(index: IndexVar, loop: Forall) -> Body:
-    return dataclasses.replace(loop, var=index)
+def _renamed(body: Body, old: IndexVar, new: IndexVar) -> Body:
+    """The statement with another variable, in loops and in accesses."""
+
+    def of(access: Any) -> Any:
+        if old not in access.indices:
+            return access
+        indices = tuple(new if index == old else index for index in access.indices)
+        return dataclasses.replace(access, indices=indices)
+
+    match body:
+        case Assignment():
+            terms = tuple(Term(tuple(map(of, t.factors)), t.negative) for t in body.terms)
+            factors = tuple(map(of, body.factors))
+            return dataclasses.replace(body, target=of(body.target), factors=factors, terms=terms)
+        case Forall():
+            var = new if body.var == old else body.var
+            return dataclasses.replace(body, var=var, body=_renamed(body.body, old, new))
+        case Where():
+            return Where(_renamed(body.consumer, old, new), _renamed(body.producer, old, new))
+    return dataclasses.replace(body, body=_renamed(body.body, old, new))
 
 
 def alive_terms(ctx: Context, body: Body) -> list[Term]:
-    """The terms of the expression that a body adds up here."""
+    """The terms that a body adds up here. One that reads a temporary which the body fills needs no
+    coordinates beside those of its own operands."""
+    leaves = [leaf for _, leaf in paths(body)]
+    filled = {leaf.target for leaf in leaves}
     return [
         term
-        for _, statement in paths(body)
-        for term in statement.products
-        if term.factors in ctx.scope.alive and not _is_temporary(ctx, term)
+        for leaf in leaves
+        for term in leaf.products
+        if term.factors in ctx.scope.alive
+        and (filled.isdisjoint(term.factors) or any(x.format is not None for x in term.factors))
     ]
 
 
@@ -119,14 +154,16 @@ def lower_where_terms(ctx: Context, where: Where, lower: Lower) -> None:
     """The producer and the consumer, as far as any of their terms is alive."""
     temporaries = {leaf.target for _, leaf in paths(where.producer)}
     alive = bool(alive_terms(ctx, where.producer))
+    terms = {t.factors for _, leaf in paths(where.consumer) for t in leaf.products}
+    if not alive:
+        ctx.scope.alive -= {factors for factors in terms if temporaries & set(factors)}
+    if not terms & ctx.scope.alive:
+        return
     if alive:
         declare_temporaries(ctx, where)
         with ctx.block() as producer, ctx.adding_to(None):
             lower(ctx, where.producer)
         ctx.emit(*producer.close())
-    for _, statement in paths(where.consumer):
-        read = {t.factors for t in statement.products if temporaries & set(t.factors)}
-        ctx.scope.alive = ctx.scope.alive | read if alive else ctx.scope.alive - read
     lower(ctx, where.consumer)
 
 
@@ -349,7 +386,3 @@ def _iterator(
         position = ctx.fresh(f"{prefix}_p")
         ctx.emit(Let(position, begin, mutable=True))
     return Iterator(access, level, array, begin, ctx.let(f"{prefix}_end", end), position)
-
-
-def _is_temporary(ctx: Context, term: Term) -> bool:
-    return any(factor not in ctx.expression.factors for factor in term.factors)

@@ -65,6 +65,9 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
         if not merged:
             continue
         index = merged[0]
+        if isinstance(relation, cin.Precompute) and index in stored:
+            tiles.append(relation.fresh)
+            continue
         if index in tiles:
             raise NotImplementedError(
                 f"{index} is a tile of merged coordinates, or their positions, already"

@@ -23,15 +23,15 @@ def precompute(
 ) -> SuchThat:
     """Makes `where(target op= workspace * others, workspace = factors)`, as far out as possible:
     each loop inside it belongs only to the producer, only to the consumer, or is one of `var`."""
-    if expression.merges:
-        raise NotImplementedError(
-            "a workspace takes a part of a product whose entries one operand stores, not of merged "
-            "coordinates"
-        )
     if len(var) != len(fresh):
         raise ScheduleError("expected as many fresh variables as variables")
     _check_name(expression, statement, name)
     around, leaf = _assignment_of(statement, factors)
+    if expression.merges and (leaf.terms or expression.reduction != "+"):
+        raise NotImplementedError(
+            "of merged coordinates a workspace takes a part of one product that is added, not of "
+            "several terms, of a maximum or of a minimum"
+        )
     chosen = [f for f in leaf.factors if f in factors or f.tensor in factors]
     others = [f for f in leaf.factors if f not in chosen]
 
