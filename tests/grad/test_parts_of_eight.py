@@ -89,7 +89,7 @@ def test_a_split_sequence(case, rows):
         assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("case", SIZES)
 def test_sizes(case, rows):
     """Of compiled programs: memory per device falls as the devices, forward and backward; entries
