@@ -14,6 +14,7 @@ namespace sgap {
 namespace {
 
 constexpr int64_t kTasksOfThread = 8, kLeastTask = 1 << 14;  // entries of A and B
+constexpr int64_t kMostTask = 1 << 16;
 
 Structure StructureOf(const DirectMatrix& x) {
   return {x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns};
@@ -48,7 +49,8 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
   const int64_t total = work(rows) - rows;
   if (!intersection && total >= INT32_MAX) return Merged::kTooMany;
   threads = std::clamp<int64_t>(total / kLeastTask, 1, std::max<int64_t>(threads, 1));
-  const int64_t tasks = std::clamp<int64_t>(total / kLeastTask, 1, threads * kTasksOfThread);
+  const int64_t most = std::max(threads * kTasksOfThread, total / kMostTask);
+  const int64_t tasks = std::clamp<int64_t>(total / kLeastTask, 1, most);
   const std::vector<int32_t> first_rows = FirstRows(rows, tasks, work);
 
   MergeRowsArgs args = {};
