@@ -28,6 +28,17 @@ constexpr int kVectorBytes = 16;
 template <typename T>
 constexpr int kLanes = kVectorBytes / sizeof(Accumulator<T>);
 
+// x y + sum, with one rounding where the instruction set can: whether the compiler would fuse an
+// expression depends on its options, and the bits of sums must not.
+template <typename T>
+inline T MultiplyAdd(T x, T y, T sum) {
+#if defined(__FMA__)
+  if constexpr (std::is_same_v<T, float>) return __builtin_fmaf(x, y, sum);
+  if constexpr (std::is_same_v<T, double>) return __builtin_fma(x, y, sum);
+#endif
+  return sum + x * y;
+}
+
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }
 
 // N 16-bit floats as words, and back. GCC makes of __builtin_convertvector up to six instructions

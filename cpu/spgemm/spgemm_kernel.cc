@@ -84,7 +84,7 @@ void MultiplyInColumns(const SpgemmArgs& args, int64_t row, const T* a, const T*
   uint32_t all = 1;
   EachProduct(args, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
     if (kComplete) all &= present[column];
-    sums[column] += factor * LoadScalar(b + q);
+    sums[column] = MultiplyAdd(factor, LoadScalar(b + q), sums[column]);
   });
   for (int64_t p = begin; p < end; ++p) {
     StoreScalar(out + p, all ? sums[columns[p]] : Acc(__builtin_nan("")));
@@ -110,7 +110,8 @@ void MultiplyHashed(const SpgemmArgs& args, int64_t row, const T* a, const T* b,
   EachProduct(args, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
     const int32_t place = places.Of(column);
     missing |= place == 0;
-    sums[place] += factor * LoadScalar(b + q);  // that of no place is never read
+    sums[place] =
+        MultiplyAdd(factor, LoadScalar(b + q), sums[place]);  // that of no place is never read
   });
   const bool wrong = missing && args.complete;
   for (int64_t p = begin; p < end; ++p) {

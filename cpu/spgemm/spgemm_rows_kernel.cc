@@ -165,7 +165,7 @@ class RowProduct {
     uint32_t low = UINT32_MAX, high = 0;
     int64_t listed = 0;
     Products(begin, end, [&](Acc factor, int64_t q, uint32_t column) {
-      sums_[column] += factor * LoadScalar(b_ + q);
+      sums_[column] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[column]);
       if (kListed) {
         list_[listed] = int32_t(column);
         listed += flags_[column] == 0;
@@ -238,7 +238,7 @@ class RowProduct {
         keys_[slot] = int32_t(column + 1);
         list_[listed++] = int32_t(column);
       }
-      sums_[slot] += factor * LoadScalar(b_ + q);
+      sums_[slot] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[slot]);
     });
     SortColumns(list_, other_, listed, args_.columns);
     for (int64_t i = 0; i < listed; ++i) {
