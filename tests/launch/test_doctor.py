@@ -521,7 +521,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     report.layers[1].state = NOT_TESTED
     assert main() == 1
     # A terminal without the letters of a folder's name, and full devices.
-    report.facts["cache folder"] = "/home/j\u00fcrgen"
+    report.facts["cache folder"] = "/srv/j\u00fcrgen"
     monkeypatch.setattr(sys, "stdout", ascii := io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert main() == 1 and b"j\\xfcrgen" in ascii.buffer.getvalue()
     full = io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True)
