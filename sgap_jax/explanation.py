@@ -28,8 +28,8 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
 
     Args:
       function: an operation such as `spmm` or `einsum`, or any function that `jax.jit` takes.
-      args, kwargs: its arguments; arrays may be `jax.ShapeDtypeStruct`s. Keywords, and arguments
-        without arrays such as the string of `einsum`, are constants.
+      args, kwargs: its arguments; arrays may be `jax.ShapeDtypeStruct`s. Those without arrays, such
+        as the string of `einsum`, are constants.
       platform: "cpu" or "cuda", with a GPU here or not; None is the platform of JAX's default
         device. Without a GPU kernels are those of sm_80 and later.
 
@@ -41,15 +41,17 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
     if platform not in ("cpu", "cuda"):
         raise ValueError(f'explain: platform must be "cpu" or "cuda", got {platform!r}')
     places = [i for i, x in enumerate(args) if _holds_arrays(x)]
+    named = {name: x for name, x in kwargs.items() if _holds_arrays(x)}
 
-    def of_arrays(*arrays: Any) -> Any:
+    def of_arrays(arrays: list, named: dict) -> Any:
         given = list(args)
         for i, x in zip(places, arrays, strict=True):
             given[i] = x
-        return function(*given, **kwargs)
+        return function(*given, **{**kwargs, **named})
 
+    traced = jax.jit(of_arrays).trace([args[i] for i in places], named)
     with launch.collected(), chosen() as calls:
-        jax.jit(of_arrays).trace(*(args[i] for i in places)).lower(lowering_platforms=(platform,))
+        traced.lower(lowering_platforms=(platform,))
     return "\n\n".join(_told(*call, loops) for call, loops in calls.items()) or (
         f"{_name(function)}: no call with a schedule on {platform}, but plain JAX or kernels "
         "without a choice"

@@ -25,6 +25,7 @@ from jax import export
 from sgap_jax.compiler import presets
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import Function
+from sgap_jax.compiler.loop_ir.print_c import print_c
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import capacities
 from sgap_jax.compiler.notation.derivatives import gradient_terms, pattern_of, same
@@ -50,6 +51,7 @@ from sgap_jax.primitives.einsum_expression import arrays_per_level
 from sgap_jax.primitives.einsum_loops import LOOP_DTYPES
 from sgap_jax.primitives.einsum_unchecked import levels_hold, stored_levels
 from sgap_jax.schedules.schedule import ScheduleError
+from sgap_jax.schedules.select import keep_chosen
 
 # About the least number of tasks that the coordinates of the outermost index are divided into, and
 # the most coordinates of a task.
@@ -384,6 +386,7 @@ def _loops(*operands: Any, evaluation: Evaluation, schedule: LoopSchedule, dtype
         if not access.pattern:
             values = "" if access.format is None else "_vals"
             arrays[own.tensor + values] = given.data[access.tensor]
+    keep_chosen(str(evaluation.assign), schedule, False, lambda: print_c(function))
     shape = evaluation.out_shape(operands)
     call = jax.ffi.ffi_call(llvm.TARGET, jax.ShapeDtypeStruct(shape, output.dtype))
     out = call(*(arrays[x.name] for x in function.inputs), **llvm.call_attributes(function))
