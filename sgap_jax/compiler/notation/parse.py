@@ -76,8 +76,8 @@ def parse(text: str, formats: Mapping[str, Format] | None = None) -> Assign:
         the output lacks; += says the same as =. An operand with several tuples of indices is
         called A, A_2, ... in the result. A(i,i) is the diagonal of A, a dense operand A(i).
       formats: by name, of sparse operands, and of a sparse output C. Its structure is that of a
-        factor of every term with the same indices and format, or else given by a pattern C_, which
-        is added to each term as a factor of ones.
+        factor of every term with the same indices and format, or else given by a pattern `C_`,
+        which is added to each term as a factor of ones.
 
     Raises:
       TypeError: text is no str.
