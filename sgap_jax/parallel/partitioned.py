@@ -74,10 +74,17 @@ class Share:
     def matrices(self, part: Part) -> tuple[SparseArray, SparseArray]:
         """With the values of the part."""
         own, foreign = (
-            mine.with_values(whole.values.at[mine.values].get(mode="fill", fill_value=0))
+            mine.with_values(_at(whole.values, mine.values, 0))
             for mine, whole in ((self.own, part.own), (self.foreign, part.foreign))
         )
         return own, foreign
+
+
+def _at(x: jax.Array, places: jax.Array, otherwise: int) -> jax.Array:
+    """x at these places of its first axis, `otherwise` at those beyond the last one."""
+    if x.shape[0] == 0:  # a gather takes nothing from an empty array
+        return jnp.full((*places.shape, *x.shape[1:]), otherwise, x.dtype)
+    return x.at[places].get(mode="fill", fill_value=otherwise)
 
 
 @partial(
@@ -125,15 +132,14 @@ class Part:
     def values_of_others(self, foreign: jax.Array) -> jax.Array:
         """The values of `cover.out`, from the foreign ones of all parts."""
         assert self.cover is not None
-        sent = foreign.at[self.cover.value_sends].get(mode="fill", fill_value=0)
-        received = self.cover.values.swap(self.axis, sent)
-        return received.at[self.cover.out_places].get(mode="fill", fill_value=1)
+        sent = _at(foreign, self.cover.value_sends, 0)
+        return _at(self.cover.values.swap(self.axis, sent), self.cover.out_places, 1)
 
     def into(self) -> SparseArray:
         """`cover.into` with the values of the foreign matrix."""
         assert self.cover is not None
         into = self.cover.into
-        return into.with_values(self.foreign.values.at[into.values].get(mode="fill", fill_value=1))
+        return into.with_values(_at(self.foreign.values, into.values, 1))
 
     def table(self, x: jax.Array, dimension: int = 0) -> jax.Array:
         """Own and received rows of a dense operand, in the order of the columns of `matrix`."""

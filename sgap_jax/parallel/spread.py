@@ -453,7 +453,12 @@ def _spread(
     if of_copy is None:
         exchange, to_each = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
     plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
-    if plan is not None and plan.exchange.total >= exchange.total:
+
+    # By what decides which columns go to all, where some do.
+    def rows(x: Exchange) -> tuple[int, ...]:
+        return (x.sent, x.received) if len(to_each) else (x.total,)
+
+    if plan is not None and rows(plan.exchange) >= rows(exchange):
         plan = None
     local, halves, shared = {}, {}, {}
     for p in list(pieces):

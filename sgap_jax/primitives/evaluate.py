@@ -21,6 +21,7 @@ from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
 from sgap_jax.primitives.evaluate_pattern import (
+    in_merged_format,
     merged_format,
     merges,
     pattern_of_result,
@@ -121,8 +122,13 @@ def evaluate(
     if format is not None:
         format = result_format(format, len(asked.written.output.indices))
     wanted = _structure(asked, format, pattern, nse)
-    asked = asked.at_entries_of(wanted)
-    found = wanted.with_values(_run(asked, schedule).reshape(wanted.values.shape))
+    merged, places = in_merged_format(wanted)
+    asked = asked.at_entries_of(merged)
+    # Traced structures in other formats stay what they are, which only plain JAX takes.
+    values = _run(asked, schedule if merges(merged.format) else Reference())
+    if places is not None:
+        values = jnp.zeros(wanted.values.size, values.dtype).at[places].set(values)
+    found = wanted.with_values(values.reshape(wanted.values.shape))
     return found if format in (None, found.format) else found.asformat(format)
 
 
@@ -222,7 +228,8 @@ class _Asked(NamedTuple):
             if isinstance(A, SparseArray) and _index_arrays(A) == _index_arrays(wanted):
                 return self._replace(holder=access.tensor)
         written, pattern = self.written.at_pattern()
-        values = {**self.values, pattern: wanted.astype(self.dtype)}
+        ones = wanted.with_values(jnp.ones_like(wanted.values, dtype=self.dtype))
+        values = {**self.values, pattern: ones}
         return self._replace(written=written, values=values, holder=pattern)
 
     @property
@@ -255,7 +262,7 @@ def _index_arrays(A: SparseArray) -> tuple[Any, ...]:
 
 
 def _structure(asked: _Asked, format: Format | None, pattern: Any, nse: int | None) -> SparseArray:
-    """A SparseArray with the structure of the result, in a format that is merged."""
+    """A SparseArray with the structure of the result."""
     output = asked.written.output
     shape = tuple(asked.sizes[index] for index in output.indices)
     if pattern is not None:

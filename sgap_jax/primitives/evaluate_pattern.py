@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -113,6 +114,18 @@ def stored_in_order(modes: tuple[int, ...]) -> Format:
     if len(modes) == 2:
         return CSR if modes == (0, 1) else CSC
     return Format((Compressed(),) * len(modes), modes)
+
+
+def in_merged_format(A: SparseArray) -> tuple[SparseArray, jax.Array | None]:
+    """A concrete structure in a format that is merged, and where each of its entries is among the
+    flat values of A: None if A is that structure, or a traced one."""
+    if merges(A.format) or is_traced(*jax.tree.leaves(A.index_arrays)):
+        return A, None
+    numbers = np.arange(1, A.values.size + 1, dtype=np.int32).reshape(A.values.shape)
+    found = A.with_values(numbers).asformat(stored_in_order(A.format.modes))
+    if A.format.is_coordinate and found.nnz < A.nnz:
+        raise ValueError("evaluate: pattern stores a coordinate twice; sum_duplicates() adds them")
+    return found, found.values - 1
 
 
 def _covered(output: Access, terms: Sequence[Term], values: Mapping[str, Any]) -> list[Any]:

@@ -213,7 +213,21 @@ def more_entries_than_int32():
     yield dict(entries=8 * 500_000_000, argument=found.argument_size_in_bytes)
 
 
-SIZES = {"memory": memory, "more entries than int32": more_entries_than_int32}
+def star():
+    """A hub goes to all parts, and what a cover would send stays away; new values of such parts."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    D = np.eye(16) + (np.arange(16) == 0)
+    apart = parallel.partition(SparseArray.from_dense(D), mesh, "x")
+    twice = apart.with_values(tuple(2 * x for x in apart.values))
+    difference = np.abs(twice @ np.eye(16) - 2 * D).max()
+    yield dict(rows=apart.exchange.to_all, cover=bool(apart.cover), difference=float(difference))
+
+
+SIZES = {
+    "memory": memory,
+    "more entries than int32": more_entries_than_int32,
+    "star": star,
+}
 
 
 def result(A, out):

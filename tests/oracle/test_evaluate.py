@@ -249,6 +249,23 @@ def test_sparse_results(text):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, want)
 
 
+@pytest.mark.parametrize("format", ["CVS(2)", "BCSR(2, 4).transposed", "COO"])
+def test_structures_in_formats_that_are_not_merged(format):
+    """The values of a result are in the order of its format, and a pattern's values are ignored."""
+    rng = np.random.default_rng(0)
+    M, D = np.where(rng.random((5, 6)) < 0.5, 3.0, 0), rng.standard_normal((5, 6))
+    H = SparseArray.from_dense(M, format=format)
+    own, sevens = {"H": H, "d": D}, H.with_values(jnp.full_like(H.values, 7))
+    for by in ({"format": format}, {"pattern": H}, {"pattern": sevens, "H": H.asformat("csr")}):
+        for schedule in (None, "Reference()"):
+            found = evaluate("Z(i,j) = H(i,j) * d(i,j)", **own | by, schedule=schedule)
+            assert found.format == H.format
+            np.testing.assert_array_equal(found.todense(), M * D)
+    traced = jax.jit(lambda d, P: evaluate("Z(i,j) = d(i,j)", d=d, pattern=P).todense())
+    stored = np.asarray(H.with_values(jnp.ones_like(H.values)).todense())
+    np.testing.assert_array_equal(traced(D, sevens), D * stored)
+
+
 def test_sparse_results_of_traced_structures():
     """In a capacity, of which too small a one is an error or a count; by a plan, and sampled."""
     given = operands("C(i,j) = A(i,j) - B(i,j)")

@@ -191,8 +191,8 @@ class Compiler:
         import sgap_jax as sj
 
         A = sj.SparseArray.from_dense(np.tri(16, 12, dtype=np.float32))
-        X = jax.ShapeDtypeStruct((8, 12, 16), "float32", sharding=self.split)
-        function = jax.jit(lambda X: sj.einsum("ij,rjs->is", A, X), out_shardings=self.split)
+        X = jax.ShapeDtypeStruct((8, 12, 16), "float32", sharding=self.batch)
+        function = jax.jit(lambda X: sj.einsum("ij,rjs->is", A, X), out_shardings=self.batch)
         return re.findall(rf" ({COLLECTIVES})(?:-start)?\(", function.lower(X).compile().as_text())
 
     def refused(self):
