@@ -49,7 +49,7 @@ class Item:
 
 def kept(named, monkeypatch, each, **about):
     """How many of the variants of a function a tier runs, if each takes so long."""
-    monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0})
+    monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0, "all": 20})
     monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
     items = [
         Item(f"test_a[{label}]", params, **about)
@@ -57,6 +57,9 @@ def kept(named, monkeypatch, each, **about):
     ]
     monkeypatch.setattr(tiers, "seconds", lambda: {tiers.function_id(items[0].nodeid): each})
     return len(items) - len(tiers.left_out(items, named))
+
+
+PAIRS = len(tiers.covering(VARIANTS, LABELS, True))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,10 @@ def kept(named, monkeypatch, each, **about):
         (1.0, None, "test", 2),
         (4.0, None, "test", 1),
         (6.0, None, "test", 0),
-        (6.0, None, "all", 42),
+        (6.0, None, "all", PAIRS),
+        (0.5, None, "all", 40),
+        (0.4, None, "all", 42),
+        (6.0, None, "every", 42),
         (1.0, {"check": 3}, "check", 3),
         (9.0, {"check": 3}, "check", 1),
     ],
@@ -84,10 +90,11 @@ def test_make_test_has_a_variant_of_each_core_function_and_of_those_that_name_it
     monkeypatch, folder
 ):
     mark = lambda tier: {"tier": types.SimpleNamespace(args=(tier,))}
+    most = PAIRS if folder in tiers.COMBINED else 42
     slow = lambda name, **marks: kept(name, monkeypatch, 6.0, folder=folder, **marks)
     assert (slow("check"), slow("test")) == (0, folder in tiers.CORE)
-    assert [slow(tier, **mark("test")) for tier in tiers.TIERS] == [0, 1, 42]
-    assert [slow(tier, **mark("all")) for tier in tiers.TIERS] == [0, 0, 42]
+    assert [slow(tier, **mark("test")) for tier in tiers.TIERS] == [0, 1, most, 42]
+    assert [slow(tier, **mark("all")) for tier in tiers.TIERS] == [0, 0, most, 42]
 
 
 def test_functions_are_told_from_variants():

@@ -1,6 +1,8 @@
 """The tiers of the suite: which tests `make check`, `make test` and `make test-all` run.
 
-    all     every test
+    every   every variant of every test
+    all     every test; where its variants take long, of those in COMBINED each value and each pair
+            of values, and more variants as far as the time budget goes
     test    of a test with many variants only some: each parameter value occurs, and each pair of
             values (except for the parameter with most values), as far as the time budget of one
             test function in this tier allows
@@ -24,7 +26,7 @@ import pathlib
 import re
 import zlib
 
-TIERS = ("check", "test", "all")
+TIERS = ("check", "test", "all", "every")
 
 # Not run after every edit: the emulator (minutes), builds, trained models.
 NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packaging", "peer")
@@ -32,9 +34,12 @@ NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packagin
 # What the package promises: results, derivatives, and what must not change from version to version.
 CORE = ("freeze", "grad", "oracle")
 
+# Variants are combinations of operands and options there, not kernels of their own.
+COMBINED = ("emulated", "grad", "nn", "oracle", "property")
+
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
 # runs.
-BUDGET = {"check": 0.5, "test": 0.9}
+BUDGET = {"check": 0.5, "test": 0.9, "all": 12}
 ALONE = {"check": 0.7, "test": 2.5}
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
@@ -129,6 +134,8 @@ def _most(item, tier: str) -> int | None:
     own = mark.kwargs.get(tier) if mark else None
     if own is not None:
         return max(int(own / each), 1)
+    if tier == "all":
+        return max(int(BUDGET[tier] / each), 1) if item.path.parent.name in COMBINED else None
     named = item.get_closest_marker("tier") or (tier == "test" and item.path.parent.name in CORE)
     return max(int(BUDGET[tier] / each), each <= ALONE[tier] or bool(named))
 
@@ -136,7 +143,7 @@ def _most(item, tier: str) -> int | None:
 def left_out(items: list, tier: str) -> set:
     """The tests that a tier does not run."""
     out = {item for item in items if TIERS.index(least_tier(item)) > TIERS.index(tier)}
-    if tier == "all":
+    if tier == "every":
         return out
     functions = collections.defaultdict(list)
     for item in items:
@@ -153,6 +160,12 @@ def left_out(items: list, tier: str) -> set:
             for item in variants
         ]
         names = [item.name for item in variants]
-        kept = set(covering(values, names, pairs=tier == "test")[:most])
-        out.update(item for i, item in enumerate(variants) if i not in kept)
+        if tier == "all" and most is None:
+            continue
+        kept = covering(values, names, pairs=tier != "check")
+        if tier == "all":  # all of these, and of the others some
+            most = max(most, len(kept))
+            rest = [i for i in range(len(names)) if i not in kept]
+            kept += sorted(rest, key=lambda i: zlib.crc32(names[i].encode()))
+        out.update(item for i, item in enumerate(variants) if i not in kept[:most])
     return out
