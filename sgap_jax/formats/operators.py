@@ -524,7 +524,8 @@ def _joined(A: Array, B: Array, combine: Callable, what: str) -> Array:
 def _product_where_both(a: Any, b: Any, in_a: Any, in_b: Any) -> jax.Array:
     """a b where both store an entry: infinity times what is not stored is 0."""
     both = in_a & in_b
-    return jnp.where(both, a, 0) * jnp.where(both, b, 0)
+    zero = jnp.zeros((), a.dtype)
+    return jnp.where(both, a, zero) * jnp.where(both, b, zero)
 
 
 @dataclass(frozen=True)

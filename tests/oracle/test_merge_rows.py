@@ -1,5 +1,7 @@
 """Unions and intersections of two concrete matrices by the native kernels, against dictionaries."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -92,6 +94,27 @@ def test_the_same_for_any_number_of_threads_and_rows_that_do_not_ascend_are_left
     offsets = np.int32([0, 2**31 - 1] * 4500 + [7])
     arrays = (offsets, A.column_indices, B.row_offsets, B.column_indices)
     assert native.merge_places(*arrays, A.shape[1], "+", 2) is None
+
+
+@pytest.mark.tier("all")
+def test_a_row_that_does_not_ascend_stops_no_thread_that_waits():
+    """In large results a thread waits for the rows before its own, also of tasks that give up."""
+    rows = 125_000
+    offsets = np.arange(0, 16 * rows + 1, 16, dtype=np.int32)
+    indices = np.tile(np.arange(16, dtype=np.int32), rows)
+    wrong, values = indices.copy(), np.ones(len(indices), np.float32).view(np.uint8)
+    wrong[1_600_000:1_600_002] = 1, 0
+    found = []
+
+    def calls():
+        for _ in range(400):
+            operands = offsets, wrong, values, offsets, indices, values
+            found.append(native.merge(*operands, 99, "+", "float32", 2))
+
+    thread = threading.Thread(target=calls, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive() and found == [None] * 400
 
 
 def test_operators_take_them():
