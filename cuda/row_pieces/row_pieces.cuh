@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
     for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
       const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
       A sums[kColumns] = {};
-#pragma unroll 4
+#pragma unroll(sizeof(A) > 4 ? 2 : 4)  // of double, four spill on sm_120
       for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
         const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll

@@ -280,7 +280,8 @@ def cases() -> Iterator[Case]:
     one = AtomicParallelism(row=1)
     several = AtomicParallelism(row=Fraction(1, 8), group=8)
     yield _extremum(AtomicParallelism(nnz=4, col=4), 4)
-    yield _extremum(AtomicParallelism(nnz=1, col=4, group=8), 4)
+    # Other columns, so that the kernel that merges is another one as well.
+    yield _extremum(AtomicParallelism(nnz=1, col=2, group=8), 2)
     for schedule in (several, one):
         yield _extremum(schedule, 4)
         for op in ("row_sum", "row_max", "sparse_softmax"):

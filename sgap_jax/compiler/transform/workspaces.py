@@ -162,5 +162,6 @@ def _placed(
     if not nest:
         raise ScheduleError("the assignment is inside no loop of its own: nothing to precompute")
     whole = wrap(nest[:depth], where)
-    body = replace(statement.body, nest[0].var, lambda _: whole)
+    # Of several terms each may have a loop of this variable.
+    body = replace(statement.body, nest[0].var, lambda loop: whole if loop == nest[0] else loop)
     return SuchThat(body, (*statement.relations, *relations))
