@@ -148,9 +148,12 @@ class Part:
         return x[(slice(None),) * dimension + (self.table_places,)]
 
     def to_owners(self, x: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
-        """Of a row for each column of `matrix`, those that the parts have for the `columns` of this
-        one: its own, and what the others send it, zeros between them; and which column each is
-        for."""
+        """Sends partial results back to the parts that own their columns.
+
+        `x` has a row of numbers for each column of `matrix`, which other parts may own. Returned
+        are the rows that all parts have for the `columns` of this one, first its own, then what the
+        others sent, and for each row the column of this part that it is for. Rows that nobody sent
+        are zero, and those of columns in which the sender has no entry."""
         offsets = self.merged.transposed[0]  # type: ignore[index]
         wide = x.shape[0] // (offsets.shape[0] - 1)
         there = jnp.repeat(jnp.diff(offsets) > 0, wide, total_repeat_length=x.shape[0])

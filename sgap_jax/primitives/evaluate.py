@@ -89,9 +89,9 @@ def evaluate(
 
     Returns:
       A dense array, or with `format` or `pattern` a SparseArray, in the promoted dtype of all
-      operands. Floats are summed in float32 at least,
-      in an order that depends on shapes and formats alone where loops run; integers wrap in their
-      own dtype. Elements that no entry reaches are 0.
+      operands. Floats are summed in float32 at least, in an order that depends on shapes and
+      formats alone where loops run; integers wrap in their own dtype. Elements that no entry
+      reaches are 0.
 
     Raises:
       TypeError: expression is no str, schedule no Schedule, or an operand no array.

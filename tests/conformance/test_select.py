@@ -333,6 +333,9 @@ def test_each_call_of_a_function_is_explained():
     of_ops = sorted(call.partition(":")[0] for call in told)
     assert set(of_ops) == {"sddmm", "sparse_softmax", "spmm"} and of_ops.count("spmm") == 2
     assert all("grid:" in call for call in told if call.startswith("spmm"))
+    blocks = random((256, 32), density=0.25, format=BCSR(4, 8))
+    told = explain(spmm, blocks, jnp.ones((256, 8), jnp.float32), transpose=True, platform="cuda")
+    assert told.count("rule:") == 1  # that octets would not do is no call
     tensor = random((8, 6), density=0.5).asformat("coo")
     told = explain(einsum, "ij,jr,jr->ir", tensor, X[:6], X[:6])
     assert told.startswith("D(i,r) += A(i,j) * B(j,r) * C(j,r)") and "CPUThread" in told
