@@ -107,6 +107,7 @@ def test_every_kernel_of_the_sources_is_compiled_below():
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("arch", EVERY)
+@pytest.mark.seconds(all=30)
 def test_every_kernel_compiles_for_every_architecture(arch):
     """Without spills; all that are left out say that they need a later one."""
     require_nvrtc()
@@ -122,6 +123,7 @@ def on(problem, arch="sm_75"):
 
 @pytest.mark.parametrize("arch", OTHERS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.seconds(all=30)
 def test_default_kernels_compile_without_spills_or_local_memory(name, arch):
     """Each kernel on one of these; those with tensor cores, which take most registers, on sm_120
     too, whose ptxas takes more of them than those before."""

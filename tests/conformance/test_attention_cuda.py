@@ -32,6 +32,7 @@ def plans(problem, tile, shapes=SHAPES):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.seconds(all=40)
 def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
     require_nvrtc()
     i = ["float32", "float64", "bfloat16", "float16"].index(dtype)
@@ -51,6 +52,7 @@ def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.seconds(all=40)
 def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
     require_nvrtc()
     sources = {}
@@ -89,6 +91,7 @@ def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.seconds(all=40)
 def test_octets_compile_without_spills_or_local_memory(arch):
     require_nvrtc()
     cases = [

@@ -25,6 +25,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)
+@pytest.mark.seconds(all=45)
 def test_default_kernels_stay_in_registers(name, arch, golden):
     require_nvrtc()
     sources = list(default_calls(name))

@@ -36,6 +36,7 @@ def check(calls, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.seconds(all=30)
 def test_every_point_compiles_without_spills_or_local_memory(arch):
     """float32 in its most common variant, and another variant for each point."""
     rest = list(itertools.product(DTYPES, (128, 127), (False, True)))[1:]

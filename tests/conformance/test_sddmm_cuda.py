@@ -36,6 +36,7 @@ def check_registers(point, problem, arch, shapes=PLAIN):
 
 @pytest.mark.parametrize("family", ["row", "nnz"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.seconds(all=30)
 def test_every_point_compiles_without_spills_or_local_memory(arch, family):
     # Each on one architecture and in one variant, since every one is compiled.
     points = [point for point in POINTS if algorithm(point, "sddmm") == family]

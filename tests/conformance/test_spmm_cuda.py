@@ -36,6 +36,7 @@ def variants(point):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("family", ["row", "row_group", "nnz", "nnz_group"])
+@pytest.mark.seconds(all=30)
 def test_every_point_compiles_without_spills_or_local_memory(family, arch):
     points = [point for point in POINTS if algorithm(point, "spmm") == family]
     sources = []
@@ -55,6 +56,7 @@ def test_every_point_compiles_without_spills_or_local_memory(family, arch):
 
 
 @pytest.mark.parametrize("arch", [*ARCHITECTURES, "sm_75", "sm_86", "sm_89", "sm_120"])
+@pytest.mark.seconds(all=30)
 def test_pieces_of_rows_and_their_sums_compile_without_spills(arch):
     calls = []
     for dtype, n, permuted in itertools.product(DTYPES, (128, 127), (False, True)):

@@ -49,6 +49,7 @@ def stay_in_registers(sources, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.seconds(all=30)
 def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
     # Each on one architecture, with vector loads or loads of single values.
     sources = []

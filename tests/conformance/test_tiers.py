@@ -50,6 +50,7 @@ class Item:
 def kept(named, monkeypatch, each, **about):
     """How many of the variants of a function a tier runs, if each takes so long."""
     monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0, "all": 20})
+    monkeypatch.setattr(tiers, "VALUES", 36)
     monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
     items = [
         Item(f"test_a[{label}]", params, **about)
@@ -72,12 +73,17 @@ PAIRS = len(tiers.covering(VARIANTS, LABELS, True))
         (1.0, None, "test", 2),
         (4.0, None, "test", 1),
         (6.0, None, "test", 0),
-        (6.0, None, "all", PAIRS),
+        (2.0, None, "all", 10),
+        (5.0, None, "all", 7),
+        (6.0, None, "all", 6),
+        (40.0, None, "all", 1),
         (0.5, None, "all", 40),
         (0.4, None, "all", 42),
         (6.0, None, "every", 42),
         (1.0, {"check": 3}, "check", 3),
         (9.0, {"check": 3}, "check", 1),
+        (6.0, {"test": 60}, "all", 10),
+        (6.0, {"all": 90}, "all", 15),
     ],
 )
 def test_the_time_of_a_function_limits_its_variants(monkeypatch, each, seconds, tier, count):
@@ -90,7 +96,7 @@ def test_make_test_has_a_variant_of_each_core_function_and_of_those_that_name_it
     monkeypatch, folder
 ):
     mark = lambda tier: {"tier": types.SimpleNamespace(args=(tier,))}
-    most = PAIRS if folder in tiers.COMBINED else 42
+    most = 6  # in 36 seconds
     slow = lambda name, **marks: kept(name, monkeypatch, 6.0, folder=folder, **marks)
     assert (slow("check"), slow("test")) == (0, folder in tiers.CORE)
     assert [slow(tier, **mark("test")) for tier in tiers.TIERS] == [0, 1, most, 42]

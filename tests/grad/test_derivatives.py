@@ -20,7 +20,7 @@ def argnums(operands):
     return tuple(range(len(operands)))
 
 
-@pytest.mark.seconds(check=2, test=10)
+@pytest.mark.seconds(check=2, test=10, all=50)
 def test_finite_differences_to_order_2(op):
     function, _, operands = op
     check_grads(function, operands, order=2, modes=["fwd", "rev"], eps=1e-5)
@@ -37,7 +37,7 @@ def test_value_and_gradient(op):
     close(jax.grad(jax.checkpoint(scalar(function)), every)(*operands), expected)
 
 
-@pytest.mark.seconds(check=2, test=12)
+@pytest.mark.seconds(check=2, test=12, all=50)
 def test_second_order_mixed(op):
     function, twin, operands = op
     every = argnums(operands)

@@ -64,6 +64,7 @@ of_the_script = pytest.mark.xdist_group("partitioned")
 
 @of_the_script
 @pytest.mark.parametrize("case", ESSENTIAL)
+@pytest.mark.seconds(all=60)
 def test_essential_collectives(case, rows):
     held(case, rows)
 

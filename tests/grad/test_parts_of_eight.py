@@ -39,6 +39,7 @@ def rows(request):
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("case", cases())
+@pytest.mark.seconds(all=60)
 def test_values_and_gradients(case, rows):
     mine = [row for row in rows if row["name"] == case]
     assert [row["cut"] for row in mine] == list(cuts_of(case))

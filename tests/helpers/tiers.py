@@ -1,8 +1,8 @@
 """The tiers of the suite: which tests `make check`, `make test` and `make test-all` run.
 
     every   every variant of every test
-    all     every test; where its variants take long, of those in COMBINED each value and each pair
-            of values, and more variants as far as the time budget goes
+    all     every test; where its variants take long, those that bring each parameter value up to
+            VALUES seconds of one function, and more up to the budget of the tier
     test    of a test with many variants only some: each parameter value occurs, and each pair of
             values (except for the parameter with most values), as far as the time budget of one
             test function in this tier allows
@@ -34,13 +34,11 @@ NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packagin
 # What the package promises: results, derivatives, and what must not change from version to version.
 CORE = ("freeze", "grad", "oracle")
 
-# Variants are combinations of operands and options there, not kernels of their own.
-COMBINED = ("emulated", "grad", "nn", "oracle", "property")
-
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
-# runs.
-BUDGET = {"check": 0.5, "test": 0.9, "all": 12}
+# runs; in `all`, of the variants that bring each value.
+BUDGET = {"check": 0.5, "test": 0.9, "all": 4}
 ALONE = {"check": 0.7, "test": 2.5}
+VALUES = 12
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
 _QUICK = 0.5  # functions quicker than this are not listed
@@ -131,11 +129,11 @@ def _most(item, tier: str) -> int | None:
     if each is None:
         return None
     mark = item.get_closest_marker("seconds")
-    own = mark.kwargs.get(tier) if mark else None
-    if own is not None:
-        return max(int(own / each), 1)
-    if tier == "all":
-        return max(int(BUDGET[tier] / each), 1) if item.path.parent.name in COMBINED else None
+    marked = mark.kwargs if mark else {}
+    if tier in marked:
+        return max(int(marked[tier] / each), 1)
+    if tier == "all":  # never less than a quicker tier
+        return max(int(max(BUDGET[tier], *marked.values(), 0) / each), 1)
     named = item.get_closest_marker("tier") or (tier == "test" and item.path.parent.name in CORE)
     return max(int(BUDGET[tier] / each), each <= ALONE[tier] or bool(named))
 
@@ -163,8 +161,10 @@ def left_out(items: list, tier: str) -> set:
         if tier == "all" and most is None:
             continue
         kept = covering(values, names, pairs=tier != "check")
-        if tier == "all":  # all of these, and of the others some
-            most = max(most, len(kept))
+        if tier == "all":
+            each = seconds()[function_id(variants[0].nodeid)]
+            values_alone = len(covering(values, names, pairs=False))
+            most = max(most, min(values_alone, int(VALUES / each)))
             rest = [i for i in range(len(names)) if i not in kept]
             kept += sorted(rest, key=lambda i: zlib.crc32(names[i].encode()))
         out.update(item for i, item in enumerate(variants) if i not in kept[:most])

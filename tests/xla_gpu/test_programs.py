@@ -92,6 +92,7 @@ def group(arch):
 
 
 @group("sm_90")
+@pytest.mark.seconds(all=60)  # the first compiles all
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_program(name):
     of = found("sm_90")["programs"][name]
