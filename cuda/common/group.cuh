@@ -155,12 +155,15 @@ __device__ inline void MergeShares(A (&own)[kCount], Combine combine) {
   }
 }
 
-struct AddAll {
+// Combines values one by one, for MergeShares.
+template <class Combine>
+struct CombineAll {
   template <class A, int kCount>
   __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) own[i] += other[i];
+    for (int i = 0; i < kCount; ++i) own[i] = Combine()(own[i], other[i]);
   }
 };
+using AddAll = CombineAll<Add>;
 
 }  // namespace sgap

@@ -73,26 +73,42 @@ __device__ inline Found<A> ShuffleDown(unsigned mask, Found<A> found, int distan
 __device__ inline float FusedMultiplyAdd(float x, float y, float z) { return fmaf(x, y, z); }
 __device__ inline double FusedMultiplyAdd(double x, double y, double z) { return fma(x, y, z); }
 
-// The messages along the entries, for one batch member, as a lane sees them: x is at the lane's
-// first column.
-template <class T, int kColumns, bool kVector, bool kPermuted>
-struct Messages {
-  using Element = Found<Accumulator<T>>;
+// What is reduced to the extremum of each column.
+template <class A, int kColumns>
+struct Extrema {
+  using Element = Found<A>;
   using Combine = Better;
-
-  const T* values;
-  const Index* column_indices;
-  const Index* permutation;
-  const T* x;
-  unsigned n;
-  unsigned left;  // number of columns from the lane's first to the last
-  bool add;
-  bool minimum;
 
   __device__ static void Clear(Element (&found)[kColumns]) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) FindNothing(found[j]);
   }
+};
+
+// The messages along the entries, for one batch member, as a lane sees them.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct Messages : Extrema<Accumulator<T>, kColumns> {
+  using Element = Found<Accumulator<T>>;
+
+  const T* values;
+  const Index* column_indices;
+  const Index* permutation;
+  const T* x;  // at the lane's first column
+  unsigned n;
+  unsigned left;  // number of columns from the lane's first to the last
+  bool add;
+  bool minimum;
+
+  __device__ Messages(const T* values, const Index* column_indices, const Index* permutation,
+                      const T* x, unsigned n, unsigned column, bool add, bool minimum)
+      : values(values),
+        column_indices(column_indices),
+        permutation(permutation),
+        x(x + column),
+        n(n),
+        left(n - column),
+        add(add),
+        minimum(minimum) {}
 
   // Compares the messages of entry p with those of earlier entries of its row. Positions in the
   // values ascend within a row, also those of the transpose, so an equal message comes too late.
@@ -100,12 +116,14 @@ struct Messages {
     using A = Accumulator<T>;
     const Index at = kPermuted ? permutation[p] : Index(p);
     const A value = Widen(values[at]), sign = minimum ? A(-1) : A(1);
-    // One fused operation for both kinds, exact as one rounding: adding -0 changes no product.
-    const A scale = sign * (add ? A(1) : value), offset = add ? sign * value : A(-0.0f);
+    // One fused operation for both kinds, exact as one rounding: adding -0 changes no product. The
+    // sign comes after it: the negated sum of negated numbers would be -0 where the sum is 0.
+    const A scale = add ? A(1) : value, offset = add ? value : A(-0.0f);
     const auto pack = Load<kVector, kColumns>(x + Size(unsigned(column_indices[p])) * n, left);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      const A message = FusedMultiplyAdd(Widen(pack.at[j]), scale, offset), best = found[j].message;
+      const A message = sign * FusedMultiplyAdd(Widen(pack.at[j]), scale, offset);
+      const A best = found[j].message;
       const bool takes = (found[j].at < 0) | (!(message <= best) & (best == best));
       found[j].message = takes ? message : best;
       found[j].at = takes ? at : found[j].at;
@@ -137,6 +155,29 @@ struct ExtremumRows {
   }
 };
 
+// The rows of a group, which has kWalk of them: each lane takes every kGroup-th entry, kAtOnce of
+// them in flight. Entries: Messages or AttainingMessages; rows: what stores.
+template <int kWalk, int kColumns, int kAtOnce, int kGroup, class Entries, class Rows>
+__device__ inline void ReduceRows(const Group<kGroup>& group, const Entries& entries,
+                                  const Rows& rows, const Index* row_offsets, Size m, Size worker,
+                                  bool inside) {
+#pragma unroll 1
+  for (int step = 0; step < kWalk; ++step) {
+    const Size row = worker * kWalk + step;
+    const bool valid = inside && row < m;  // the same in all lanes of the group
+    // The trip count beforehand, as in SpmmRowGroupKernel.
+    const unsigned first = valid ? row_offsets[row] + group.lane : 0;
+    const unsigned last = valid ? row_offsets[row + 1] : 0;
+    const unsigned steps = first < last ? (last - first + kGroup - 1) / kGroup : 0;
+    typename Entries::Element found[kColumns];
+    Entries::Clear(found);
+#pragma unroll kAtOnce
+    for (unsigned i = 0; i < steps; ++i) entries.Take(first + i * kGroup, found);
+    group.template Reduce<typename Entries::Combine>(found);
+    if (valid && group.lane == 0) rows.Store(row, found);
+  }
+}
+
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
 __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns, true>()))
@@ -149,36 +190,15 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColu
   // Entries that are loaded at once; of more some kernels spill.
   constexpr int kAtOnce = 4 / (kVector ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
-  const Group<kGroup> group;
-  const bool inside = place.column < n;
-  const unsigned left = unsigned(n) - place.column;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const Messages<T, kColumns, kVector, kPermuted> messages{values + batch * values_stride,
-                                                             column_indices,
-                                                             permutation,
-                                                             x + batch * x_stride + place.column,
-                                                             unsigned(n),
-                                                             left,
-                                                             add != 0,
-                                                             minimum != 0};
+    const Messages<T, kColumns, kVector, kPermuted> messages(
+        values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
+        unsigned(n), place.column, add != 0, minimum != 0);
     const Size to = batch * m * n + place.column;
-    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
+    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), messages.left,
                                                   minimum != 0};
-#pragma unroll 1
-    for (int step = 0; step < kWalk; ++step) {
-      const Size row = place.worker * kWalk + step;
-      const bool valid = inside && row < m;  // the same in all lanes of the group
-      // The trip count beforehand, as in SpmmRowGroupKernel.
-      const unsigned first = valid ? row_offsets[row] + group.lane : 0;
-      const unsigned last = valid ? row_offsets[row + 1] : 0;
-      const unsigned steps = first < last ? (last - first + kGroup - 1) / kGroup : 0;
-      Found<Accumulator<T>> found[kColumns];
-      messages.Clear(found);
-#pragma unroll kAtOnce
-      for (unsigned i = 0; i < steps; ++i) messages.Take(first + i * kGroup, found);
-      group.template Reduce<Better>(found);
-      if (valid && group.lane == 0) rows.Store(row, found);
-    }
+    ReduceRows<kWalk, kColumns, kAtOnce>(Group<kGroup>(), messages, rows, row_offsets, Size(m),
+                                         place.worker, place.column < n);
   }
 }
 

@@ -40,25 +40,40 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// The terms w[q] d[row, l] of arg_gather_to_x, for one batch member, as a lane sees them: d and arg
-// are at the lane's first column.
-template <class T, int kColumns, bool kVector, bool kPermuted>
-struct AttainingMessages {
-  using Element = Accumulator<T>;
+// What is added up in each column.
+template <class A, int kColumns>
+struct Sums {
+  using Element = A;
   using Combine = Add;
+
+  __device__ static void Clear(A (&sums)[kColumns]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
+  }
+};
+
+// The terms w[q] d[row, l] of arg_gather_to_x, for one batch member, as a lane sees them.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct AttainingMessages : Sums<Accumulator<T>, kColumns> {
+  using Element = Accumulator<T>;
 
   const T* w;
   const Index* indices;
   const Index* permutation;
-  const T* d;
+  const T* d;  // at the lane's first column, as arg
   const Index* arg;
   unsigned n;
   unsigned left;  // number of columns from the lane's first to the last
 
-  __device__ static void Clear(Element (&sums)[kColumns]) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
-  }
+  __device__ AttainingMessages(const T* w, const Index* indices, const Index* permutation,
+                               const T* d, const Index* arg, unsigned n, unsigned column)
+      : w(w),
+        indices(indices),
+        permutation(permutation),
+        d(d + column),
+        arg(arg + column),
+        n(n),
+        left(n - column) {}
 
   __device__ void Take(unsigned p, Element (&sums)[kColumns]) const {
     const Index q = kPermuted ? permutation[p] : Index(p);
@@ -99,32 +114,14 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                             long long sharing) {
   MoveToStructure(sharing, m, offsets, capacity, indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
-  const Group<kGroup> group;
-  const bool inside = place.column < n;
-  const unsigned left = unsigned(n) - place.column;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const AttainingMessages<T, kColumns, kVector, kPermuted> messages{
-        w + batch * w_stride,
-        indices,
-        permutation,
-        d + batch * d_stride + place.column,
-        arg + batch * arg_stride + place.column,
-        unsigned(n),
-        left};
-    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n), left};
-#pragma unroll 1
-    for (int step = 0; step < kWalk; ++step) {
-      const Size source = place.worker * kWalk + step;
-      const bool valid = inside && source < m;  // the same in all lanes of the group
-      const unsigned last = valid ? offsets[source + 1] : 0;
-      Accumulator<T> sums[kColumns] = {};
-#pragma unroll 2
-      for (unsigned p = (valid ? offsets[source] : 0) + group.lane; p < last; p += kGroup) {
-        messages.Take(p, sums);
-      }
-      group.Reduce(sums);
-      if (valid && group.lane == 0) rows.Store(source, sums);
-    }
+    const AttainingMessages<T, kColumns, kVector, kPermuted> messages(
+        w + batch * w_stride, indices, permutation, d + batch * d_stride, arg + batch * arg_stride,
+        unsigned(n), place.column);
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n),
+                                             messages.left};
+    ReduceRows<kWalk, kColumns, 2>(Group<kGroup>(), messages, rows, offsets, Size(m), place.worker,
+                                   place.column < n);
   }
 }
 

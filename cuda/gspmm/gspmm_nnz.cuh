@@ -64,6 +64,37 @@ __device__ inline void ReduceWindow(const Group<kGroup>& group, const Entries& e
   }
 }
 
+// The windows of a group, which has kWalk of them.
+template <int kNonzeros, int kGroup, int kWalk>
+struct Windows {
+  Group<kGroup> group;
+  const Index* row_offsets;
+  unsigned m;
+  Size stored, number;  // of entries; of the first window
+  bool inside;
+  Index first_row = 0;  // at or before the first entry
+
+  __device__ Windows(const Index* row_offsets, Size m, Size worker, bool within)
+      : row_offsets(row_offsets),
+        m(unsigned(m)),
+        stored(row_offsets[m]),
+        number(worker * kWalk),
+        inside(m > 0 && within) {
+    const Size first = number * kGroup * kNonzeros;
+    if (inside && first < stored) first_row = RowBetween(row_offsets, 0, this->m, Index(first));
+  }
+
+  template <int kColumns, class Entries, class Rows, class Partial>
+  __device__ void Reduce(const Entries& entries, const Rows& rows, const Partial& partial) const {
+    Index row = first_row;
+#pragma unroll 1
+    for (int step = 0; step < kWalk; ++step) {
+      ReduceWindow<kNonzeros, kColumns>(group, entries, rows, partial, row_offsets, m, stored,
+                                        number + step, inside, row);
+    }
+  }
+};
+
 template <class T, int kNonzeros, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock,
           bool kVector, bool kPermuted>
 __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, kColumns>()))
@@ -76,33 +107,17 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, k
                    long long places, long long sharing) {
   MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
-  const Group<kGroup> group;
-  const Size stored = row_offsets[m], number = place.worker * kWalk;
-  const bool inside = m > 0 && place.column < n;
-  const Size first = number * kGroup * kNonzeros;
-  const Index first_row =
-      inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
-  const unsigned left = unsigned(n) - place.column;
+  const Windows<kNonzeros, kGroup, kWalk> windows(row_offsets, m, place.worker, place.column < n);
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const Messages<T, kColumns, kVector, kPermuted> messages{values + batch * values_stride,
-                                                             column_indices,
-                                                             permutation,
-                                                             x + batch * x_stride + place.column,
-                                                             unsigned(n),
-                                                             left,
-                                                             add != 0,
-                                                             minimum != 0};
+    const Messages<T, kColumns, kVector, kPermuted> messages(
+        values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
+        unsigned(n), place.column, add != 0, minimum != 0);
     const Size to = batch * m * n + place.column, other = batch * places * n + place.column;
-    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
+    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), messages.left,
                                                   minimum != 0};
     const ExtremumRows<Accumulator<T>, kColumns, kVector> parts{
-        partial + other, partial_arg + other, unsigned(n), left, minimum != 0};
-    Index row = first_row;
-#pragma unroll 1
-    for (int step = 0; step < kWalk; ++step) {
-      ReduceWindow<kNonzeros, kColumns>(group, messages, rows, parts, row_offsets, unsigned(m),
-                                        stored, number + step, inside, row);
-    }
+        partial + other, partial_arg + other, unsigned(n), messages.left, minimum != 0};
+    windows.template Reduce<kColumns>(messages, rows, parts);
   }
 }
 
@@ -120,89 +135,56 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, k
                                long long sharing) {
   MoveToStructure(sharing, m, offsets, capacity, indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
-  const Group<kGroup> group;
-  const Size stored = offsets[m], number = place.worker * kWalk;
-  const bool inside = m > 0 && place.column < n;
-  const Size first = number * kGroup * kNonzeros;
-  const Index first_row =
-      inside && first < stored ? RowBetween(offsets, 0, unsigned(m), Index(first)) : 0;
-  const unsigned left = unsigned(n) - place.column;
+  const Windows<kNonzeros, kGroup, kWalk> windows(offsets, m, place.worker, place.column < n);
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const AttainingMessages<T, kColumns, kVector, kPermuted> messages{
-        w + batch * w_stride,
-        indices,
-        permutation,
-        d + batch * d_stride + place.column,
-        arg + batch * arg_stride + place.column,
-        unsigned(n),
-        left};
-    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n), left};
+    const AttainingMessages<T, kColumns, kVector, kPermuted> messages(
+        w + batch * w_stride, indices, permutation, d + batch * d_stride, arg + batch * arg_stride,
+        unsigned(n), place.column);
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n),
+                                             messages.left};
     const SumRows<Accumulator<T>, kColumns, kVector> parts{
-        partial + batch * places * n + place.column, unsigned(n), left};
-    Index row = first_row;
-#pragma unroll 1
-    for (int step = 0; step < kWalk; ++step) {
-      ReduceWindow<kNonzeros, kColumns>(group, messages, rows, parts, offsets, unsigned(m), stored,
-                                        number + step, inside, row);
-    }
+        partial + batch * places * n + place.column, unsigned(n), messages.left};
+    windows.template Reduce<kColumns>(messages, rows, parts);
   }
 }
 
 // The partial results of gspmm and of its derivative.
 template <class A, int kColumns, bool kVector>
-struct ExtremumParts {
-  using Element = Found<A>;
-  using Combine = Better;
-
-  const A* partial;
+struct ExtremumParts : Extrema<A, kColumns> {
+  const A* partial;  // at the lane's first column, as arg
   const Index* arg;
   unsigned n;
   unsigned left;
   bool minimum;
 
-  __device__ static void Clear(Element (&found)[kColumns]) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) FindNothing(found[j]);
-  }
+  __device__ ExtremumParts(const A* partial, const Index* arg, unsigned n, unsigned left,
+                           bool minimum)
+      : partial(partial), arg(arg), n(n), left(left), minimum(minimum) {}
 
-  __device__ void Take(Size place, Element (&found)[kColumns]) const {
+  __device__ void Take(Size place, Found<A> (&found)[kColumns]) const {
     const auto messages = Load<kVector, kColumns>(partial + place * n, left);
     const auto positions = Load<kVector, kColumns>(arg + place * n, left);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const A message = minimum ? -messages.at[j] : messages.at[j];
-      found[j] = Better()(found[j], Element{message, positions.at[j]});
+      found[j] = Better()(found[j], Found<A>{message, positions.at[j]});
     }
   }
 };
 
 template <class A, int kColumns, bool kVector>
-struct SumParts {
-  using Element = A;
-  using Combine = Add;
-
-  const A* partial;
+struct SumParts : Sums<A, kColumns> {
+  const A* partial;  // at the lane's first column
   unsigned n;
   unsigned left;
 
-  __device__ static void Clear(A (&sums)[kColumns]) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
-  }
+  __device__ SumParts(const A* partial, unsigned n, unsigned left)
+      : partial(partial), n(n), left(left) {}
 
   __device__ void Take(Size place, A (&sums)[kColumns]) const {
     const auto found = Load<kVector, kColumns>(partial + place * n, left);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
-  }
-};
-
-template <class Combine>
-struct CombineAll {
-  template <class A, int kCount>
-  __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) own[i] = Combine()(own[i], other[i]);
   }
 };
 
@@ -250,8 +232,20 @@ __device__ inline void MergeRows(const Parts& parts, const Rows& rows, const Ind
   }
 }
 
-// Grid: x over sets of 32 rows, y over tiles of kLanes * kColumns columns, which a block takes in
-// turn where a grid cannot have so many.
+// Calls merge(batch, the lane's first column, the number of columns from there on) for each member
+// of the batch and each tile of kLanes * kColumns columns of a block, which takes them in turn
+// where a grid cannot have so many.
+template <int kColumns, int kLanes, class Merge>
+__device__ inline void ForEachTile(Size n, Size batches, const Merge& merge) {
+  for (Size tile = blockIdx.y; tile * kLanes * kColumns < n; tile += gridDim.y) {
+    const unsigned column = (unsigned(tile) * kLanes + threadIdx.x % kLanes) * kColumns;
+    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+      merge(batch, column, unsigned(n) - column);
+    }
+  }
+}
+
+// Grid: x over sets of 32 rows, y over tiles of kLanes * kColumns columns.
 template <class T, int kColumns, int kLanes, int kShare, bool kVector>
 __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
     GspmmMergeKernel(const Accumulator<T>* __restrict__ partial,
@@ -260,19 +254,14 @@ __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
                      long long m, long long n, long long minimum, long long window,
                      long long places, long long batches, long long sharing) {
   MoveToStructure(sharing, m, row_offsets);
-  for (Size tile = blockIdx.y; tile * kLanes * kColumns < n; tile += gridDim.y) {
-    const unsigned column = (unsigned(tile) * kLanes + threadIdx.x % kLanes) * kColumns;
-    const unsigned left = unsigned(n) - column;
-    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-      const Size to = batch * m * n + column, from = batch * places * n + column;
-      const ExtremumParts<Accumulator<T>, kColumns, kVector> parts{
-          partial + from, partial_arg + from, unsigned(n), left, minimum != 0};
-      const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
-                                                    minimum != 0};
-      MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window),
-                                          column < n);
-    }
-  }
+  ForEachTile<kColumns, kLanes>(n, batches, [&](Size batch, unsigned column, unsigned left) {
+    const Size to = batch * m * n + column, from = batch * places * n + column;
+    const ExtremumParts<Accumulator<T>, kColumns, kVector> parts(partial + from, partial_arg + from,
+                                                                 unsigned(n), left, minimum != 0);
+    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
+                                                  minimum != 0};
+    MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window), column < n);
+  });
 }
 
 template <class T, int kColumns, int kLanes, int kShare, bool kVector>
@@ -282,17 +271,12 @@ __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
                          long long m, long long n, long long window, long long places,
                          long long batches, long long sharing) {
   MoveToStructure(sharing, m, row_offsets);
-  for (Size tile = blockIdx.y; tile * kLanes * kColumns < n; tile += gridDim.y) {
-    const unsigned column = (unsigned(tile) * kLanes + threadIdx.x % kLanes) * kColumns;
-    const unsigned left = unsigned(n) - column;
-    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-      const SumParts<Accumulator<T>, kColumns, kVector> parts{partial + batch * places * n + column,
-                                                              unsigned(n), left};
-      const SumRows<T, kColumns, kVector> rows{y + batch * m * n + column, unsigned(n), left};
-      MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window),
-                                          column < n);
-    }
-  }
+  ForEachTile<kColumns, kLanes>(n, batches, [&](Size batch, unsigned column, unsigned left) {
+    const SumParts<Accumulator<T>, kColumns, kVector> parts(partial + batch * places * n + column,
+                                                            unsigned(n), left);
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + column, unsigned(n), left};
+    MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window), column < n);
+  });
 }
 
 }  // namespace sgap

@@ -12,9 +12,9 @@ from sgap_jax.schedules.problem import Problem
 
 _WARP = 32
 _HALF = 128  # registers of a lane: half of the most that it can have
-_BLOCK_WARPS = 4  # warps of a block of the kernel by keys, unless more share keys
+_BLOCK_WARPS = 4  # warps of a block of the kernel by keys, if there are few of them
 _MOST_WARPS = 8  # warps of a block whose lanes have the most registers
-_NEAR = 8  # warps of a block by rows, of neighbouring block rows
+_NEAR = 8  # warps of a block, of neighbouring block rows or keys, where they fill a GPU
 
 
 def forward_plan(
@@ -85,13 +85,15 @@ def keys_backward_plan(
     pointers: list[str],
     work: WorkList | None,
 ) -> KernelCall:
-    """As `keys_backward_plan` in launch/attention.py."""
+    """As `keys_backward_plan` in launch/attention.py. Warps of neighbouring keys, which gather the
+    same queries in a band, share a block."""
     length = checked(problem, schedule, shapes)
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
     tiles = keys_of_warp(problem, shapes) // 8
     share = min(schedule.share, _MOST_WARPS)
-    warps = max(share, _BLOCK_WARPS)
     sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
+    every = sets * shapes.key_heads * shapes.batch * share
+    warps = _NEAR if every >= 2 * WARPS_UNDER_WAY else max(share, _BLOCK_WARPS)
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]

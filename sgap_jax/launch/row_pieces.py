@@ -39,6 +39,11 @@ class WorkList:
         return pieces_of_rows(self.rows, self.capacity, self.chunk)
 
     @property
+    def early(self) -> int:
+        """What is left of a row is computed before shorter ones from so many entries on."""
+        return -(-self.chunk // 6)
+
+    @property
     def merged(self) -> int:
         """The most rows of several pieces, each of `chunk` + 1 entries or more: elements of the
         last part of the list. 0: the list is not needed."""

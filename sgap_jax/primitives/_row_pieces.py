@@ -22,7 +22,8 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     its row is -1. Elements without work have the row `work.rows`.
 
     Full chunks come first so that groups of one warp have pieces of one length, and the longest
-    start first.
+    start first; of what is left of rows those of `work.early` entries and more, for the same
+    reason, each kind in the order of the rows, so that neighbours stay neighbours.
 
     Args:
       work: the sizes.
@@ -55,6 +56,11 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
 
     own = (left > 0) | (counts == 0)  # an empty row has an empty piece
     tails = _elements(work, own, rows, rest, ends, jnp.where(several, places + counts, -1))
+    early = left >= work.early
+    earlier = jnp.cumsum(early, dtype=jnp.int32)
+    later = jnp.sum(early, dtype=jnp.int32) + rows - earlier
+    target = jnp.where(early, earlier - 1, later)
+    tails = jnp.zeros_like(tails).at[target].set(tails, unique_indices=True, mode="drop")
 
     merged = jnp.broadcast_to(_elements(work, False, 0, 0, 0, 0), (work.merged, FIELDS))
     target = jnp.where(several, jnp.cumsum(several, dtype=jnp.int32) - 1, work.merged)

@@ -146,11 +146,19 @@ _ROW_GROUP = {
 
 
 # The most of a matrix that may be stored for a sparse product to be faster than a dense one, by
-# vector length (1 for entries), as published: vectorSparse, section 7.2.1, and for entries its
-# Figure 4 and section 3.1 (single precision; "extremely high sparsity" in half), all on a V100.
-_HALF_SPMM = {1: 0.02, 2: 0.2, 4: 0.3, 8: 0.5}
-_SINGLE_SPMM = {1: 0.2}
-_HALF_SDDMM = {4: 0.1, 8: 0.1}  # vectorSparse, abstract and section 7.3.1
+# vector length (1 for entries), as predicted for an H100 and 128 to 256 columns or features; not
+# measured. benchmarks/gpu/dense.py derives it: the model's times of default kernels, against the
+# best dense tiling times a factor from published crossings on a V100 (vectorSparse, Figure 4 and
+# section 7.2.1). Dense products in float32 are those in full precision, not TF32.
+MOST_STORED = {
+    ("spmm", True): {1: 0.09, 2: 0.06, 4: 0.18, 8: 0.37, 16: 0.55},
+    ("spmm", False): {1: 0.09},
+    ("sddmm", True): {8: 0.23},
+    ("sddmm", False): {1: 0.06},
+}
+# The same for up to _FEW columns, whose dense product takes as long as the matrix takes to be read.
+MOST_STORED_OF_FEW = {("spmm", False): {1: 0.29}}
+_FEW = 31
 
 
 def notes(schedule: Schedule, problem: Problem) -> list[str]:
@@ -184,20 +192,18 @@ def dense_is_faster(problem: Problem) -> str:
         return ""
     return (
         f"{problem.nnz / size:.2g} of the matrix is stored: a dense product (A.todense() @ B) is "
-        f"likely faster; sparse ones were published as faster from {1 - most:.0%} of zeros on "
-        "(vectorSparse, sections 3.1 and 7)"
+        f"likely faster; sparse ones are predicted to be faster from {1 - most:.0%} of zeros on "
+        "(on an H100; docs/predicted.md)"
     )
 
 
 def _most_stored(problem: Problem) -> float | None:
-    """The most of the matrix that may be stored for a sparse product to pay; None if no figure is
-    known."""
+    """The most of the matrix that may be stored for a sparse product to pay; None if nothing is
+    predicted."""
     half = problem.dtype in ("float16", "bfloat16")
-    known: dict[int, float] = {}
-    if problem.op == "spmm":
-        known = _HALF_SPMM if half else _SINGLE_SPMM if problem.dtype == "float32" else {}
-    elif problem.op == "sddmm" and half:
-        known = _HALF_SDDMM
+    if not half and problem.dtype != "float32":
+        return None
+    known = (MOST_STORED_OF_FEW if problem.n <= _FEW else MOST_STORED).get((problem.op, half), {})
     lengths = [length for length in known if length <= (problem.vector_length or 1)]
     return known[max(lengths)] if lengths else None
 

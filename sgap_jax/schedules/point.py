@@ -222,7 +222,7 @@ def pieces_of_rows(rows: int, capacity: int, chunk: int) -> int:
 
 LANES_UNDER_WAY = 1 << 18  # an H100 or H200 runs 132 multiprocessors with 2048 lanes each
 WARPS_UNDER_WAY = LANES_UNDER_WAY // 32 // 4  # of lanes with 128 registers
-_PIECES = (64, 256)  # the least and the most entries of each lane of a piece of a row
+_PIECES = (64, 128)  # the least and the most entries of each lane of a piece of a row
 
 
 def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
@@ -230,16 +230,17 @@ def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
     not be cut: where the longest row is at most two pieces, or takes less than twice `steps`, those
     that all of the work takes, divided evenly among the lanes that a GPU runs at once.
 
-    A piece takes a sixth of these steps, so that the last pieces to start end soon after the
-    others. But a lane has at least 64 entries, because a piece that is not all of its row writes
-    and reads its sums once more, and needs no more than 256. Predicted by the emulator's count of
-    instructions (tests/emulated/test_critical_path.py), not measured: with pieces of 64 a product
-    with an R-MAT graph of 2^17 vertices takes 1.42 times as long as one with rows of one length for
-    n = 128, of which the second launch is 0.16, and with whole rows 26 times; the first launch
-    takes 1.26, 1.30 and 1.59 with pieces of 64, 128 and 256.
+    A piece takes about as many entries as these steps, but at least 64 for each lane, because a
+    piece that is not all of its row writes and reads its sums once more, and at most 128, so that
+    the last pieces to start end soon after the others. Predicted by the emulator's count of
+    instructions (tests/emulated/test_critical_path.py), not measured: for n = 128 a product with an
+    R-MAT graph of 2^17 vertices takes 1.23 times as long as one with rows of one length, of which
+    the second launch is 0.11, and with whole rows 26 times. Pieces of 64, 96 and 192: 1.32, 1.25
+    and 1.23. Graphs of 2^18, 2^16 and 2^15 vertices with as many edges for each: 1.17, 1.27 and, as
+    the steps of all the work are fewer than a piece has, 1.57.
     """
     least, most = _PIECES
-    chunk = min(max(1 << max(int(steps / 6), 1).bit_length() - 1, least), most) * lanes
+    chunk = min(max(1 << (max(math.ceil(steps), 1) - 1).bit_length(), least), most) * lanes
     return chunk if longest >= 2 * max(chunk, steps * lanes) else None
 
 
@@ -277,30 +278,24 @@ def algorithm(point: Point, op: str) -> str | None:
             row_pieces both with a chunk        the same for pieces of long rows
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
-    gspmm   row, row_group as above with g = r (no atomic maximum also stores its position); nnz,
+    gspmm   row, row_group as above, all g lanes of a row in one reduction (`for_kernels`); nnz,
             nnz_group as above, and a second launch that combines what the windows of a row have
     sddmm   nnz        {<g nnz, c col>, r}      r lanes share the features of g nonzeros
             row        {<x row, c col>, r}, {<1/g row, c col>, r}: the same for a row's nonzeros
     on rows row        {<x row, 1 col>, r}
-            row_group  {<1/r row, 1 col>, r}, {<x row, 1/r col>, r}
+            row_group  {<1/g row, 1 col>, r}, {<x row, 1/g col>, r}, as of gspmm
     """
     if unfit(point, op):
         return None
     if point.chunk is not None:
         return "row_pieces"
-    if op == "spmm":
-        return _product(point)
     if op == "sddmm":
         return "nnz" if point.row is None else "row"
-    if op == "gspmm" and point.row is None:
-        return _product(point)
-    alone = op == "gspmm" or (op in ROW_OPS and point.col <= 1)
-    found = _product(point) if alone else None
-    return found if found in ("row", "row_group") and point.deterministic else None
+    return _product(point)
 
 
 def unfit(point: Point, op: str) -> str:
-    """Why no kernel of an operation could run a legal point, whatever it is like; else ""."""
+    """Why no kernel of an operation runs a legal point; "" if one does."""
     share = Fraction(point.col).denominator
     if point.chunk is not None:
         if op != "spmm" or point.row is None or point.col not in COLUMNS:
@@ -317,6 +312,21 @@ def unfit(point: Point, op: str) -> str:
             f"{share} lanes share a column, so a group of {point.group} would add up sums of "
             "different columns"
         )
+    if op in ROW_OPS:
+        if point.nnz is not None:
+            return "its lanes have rows; products with a column of ones have points of nonzeros"
+        if point.col > 1:
+            return "the values are one column"
+    if op != "spmm" and point.row is not None:
+        lanes = max(point._row_share, share)
+        if lanes not in GROUPS:
+            return (
+                f"{lanes} lanes that share a row are no group of a warp, and groups cannot combine "
+                "what they found: no atomic operation keeps an extremum with its position"
+                if op == "gspmm"
+                else f"{lanes} lanes that share a row are no group of a warp, and what they need "
+                "is the result of all of them"
+            )
     if 4 * point.col > _SUMS:
         return f"the sums of {point.col} columns do not fit in the registers of a lane"
     return ""
@@ -339,14 +349,22 @@ def for_kernels(point: _P, op: str) -> _P:
     {<x row, c col>, r}    {<x row, c col>, 1}. Lanes that have whole rows have nothing to add up.
     {<x row, 1/g col>, r}  {<1/g row, 1 col>, r}, x rows in turn: g lanes share a column of a row's
                            sum, which is a sum over entries.
+    {<1/g row, c col>, r}  {<1/g row, c col>, g}, except in products: these add what groups of a row
+                           have atomically, which no other operation can.
     """
-    if op == "sddmm" or point.row is None or point.row < 1 or (point.col >= 1 and point.group == 1):
+    if op == "sddmm" or point.row is None:
         return point
+    if point.row >= 1 and point.col >= 1:
+        rows = int(point.row) * point.walk
+        whole = dataclasses.replace(point, row=rows, group=1, worker_dim_r=1)
+        return point if point.group == 1 else whole
+    lanes = max(point._row_share, Fraction(point.col).denominator)
+    group = point.group if op == "spmm" else lanes
+    if point.row < 1:
+        return point if group == point.group else dataclasses.replace(point, group=group)
     rows = int(point.row) * point.walk
-    if point.col >= 1:
-        return dataclasses.replace(point, row=rows, group=1, worker_dim_r=1)
-    share = Fraction(1, Fraction(point.col).denominator)
-    found = dataclasses.replace(point, row=share, col=1, worker_dim_r=1)
+    share = Fraction(1, lanes)
+    found = dataclasses.replace(point, row=share, col=1, group=group, worker_dim_r=1)
     # Set past the check: worker_dim_r is a power of two where it is given, and x any number.
     object.__setattr__(found, "worker_dim_r", Fraction(1, rows))
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 import pickle
 import re
 from fractions import Fraction
@@ -255,6 +256,57 @@ def test_parts_of_columns_run_exactly_where_their_sums_are_right(g, r):
     assert algorithm(point, "sddmm") is None  # a feature's product has no parts
 
 
+OPS = ("spmm", "gspmm", "sddmm", "row_sum", "row_max", "row_broadcast", "sparse_softmax")
+
+
+def refusals(op):
+    """What is said of the legal points of an operation that do not run, numbers left out: {reason:
+    how many}; and how many run."""
+    columns, found, ran = 33 if op in ("spmm", "gspmm", "sddmm") else 1, {}, 0
+    amounts, of_columns = [Fraction(1, 64), *AMOUNTS], [Fraction(1, 64), *AMOUNTS, 5, 8, 17, 64]
+    for kind, x, col, group in itertools.product(("nnz", "row"), amounts, of_columns, GROUPS):
+        if broken_rule(kind, x, col, group):
+            continue
+        point = AtomicParallelism(**{kind: x}, col=col, group=group)
+        for dtype in ("float32", "float64"):
+            asked = dataclasses.replace(PROBLEM, op=op, n=columns, dtype=dtype)
+            try:
+                point.check(asked)
+                ran += 1
+            except (NotImplementedError, ScheduleError) as error:
+                assert str(point) in str(error), error
+                reason = re.search(r"for the legal point .*?\} \((.*)\); the nearest", str(error))
+                reason = re.sub(r"\d+", "N", reason[1]) if reason else str(error)
+                found[reason] = found.get(reason, 0) + 1
+    return found, ran
+
+
+def test_every_legal_point_runs_or_is_refused_for_a_reason_of_the_table():
+    """docs/schedules.md has all reasons, with the operations that each is of."""
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/schedules.md").read_text()
+    table = dict(re.findall(r"^\| \*(.+?)\* \| ([^|]+) \|", page, re.MULTILINE))
+    said = {}
+    for op in OPS:
+        found, ran = refusals(op)
+        assert ran > 100
+        for reason in found:
+            said.setdefault(reason, []).append(op)
+    assert {reason: ", ".join(f"`{op}`" for op in ops) for reason, ops in said.items()} == table
+
+
+@pytest.mark.parametrize("op", ["gspmm", "row_max", "sparse_softmax"])
+def test_groups_of_a_row_that_cannot_combine_are_one_group(op):
+    """{<1/g row, c col>, r} with r < g: sums are added atomically, nothing else is."""
+    n = 33 if op == "gspmm" else 1
+    problem = dataclasses.replace(PROBLEM, op=op, n=n)
+    point, same = map(Schedule.parse, ("{<1/32 row, 1 col>, 8}", "{<1/32 row, 1 col>, 32}"))
+    assert for_kernels(point, op) == same == for_kernels(same, op)
+    assert for_kernels(Schedule.parse("{<3 row, 1/8 col>, 2}"), op).group == 8
+    assert point.explain(problem).startswith(f"{point}: the same lanes as\n{same}: {op}")
+    point.check(problem)
+    assert for_kernels(point, "spmm") == for_kernels(point, "sddmm") == point
+
+
 def test_blocks_leave_registers_for_the_sums_of_many_columns():
     wide = "{<1 row, 12 col>, 1}"
     for size, text, dtype in ((512, wide, "float32"), (256, wide, "float64")):
@@ -279,7 +331,6 @@ def test_a_row_is_shared_by_so_many_groups():
     ("changes", "error", "words"),
     [
         (dict(platform="cpu"), NotImplementedError, "cuda"),
-        (dict(op="row_sum"), NotImplementedError, "row_sum"),
         (dict(dtype="int32"), NotImplementedError, "int32"),
         (dict(n=10**7), ScheduleError, "tile_size"),
         (dict(shape=(2**31 - 1, 5), n=512), ScheduleError, "blocks"),

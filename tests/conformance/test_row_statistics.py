@@ -32,6 +32,7 @@ from sgap_jax.formats.row_statistics import of_offsets
 from sgap_jax.primitives import _define
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
+from sgap_jax.schedules.point import chunk_of
 
 M, K, LONGEST = 400, 1024, 1000
 
@@ -175,9 +176,9 @@ def asked(n, **fields):
         (1, "{<1 nnz, 1 col>, 32}"),
         (4, "{<1 nnz, 4 col>, 32}"),
         (16, "{<1 nnz, 4 col>, 8}"),
-        (33, "{<1 row, 1 col>, 1} chunk=64"),
-        (64, "{<1 row, 4 col>, 1} chunk=64"),
-        (1024, "{<1 row, 4 col>, 1} chunk=256"),
+        (33, "{<1 row, 1 col>, 1} chunk=128"),
+        (64, "{<1 row, 4 col>, 1} chunk=128"),
+        (1024, "{<1 row, 4 col>, 1} chunk=128"),
     ],
 )
 def test_skewed_rows_split_nonzeros_or_are_cut_into_pieces(n, point):
@@ -185,6 +186,13 @@ def test_skewed_rows_split_nonzeros_or_are_cut_into_pieces(n, point):
     choose_schedule(asked(n)).check(asked(n))
     assert str(choose_schedule(asked(n, rows=None))).startswith("{<1")
     assert choose_schedule(asked(n, rows=None)).deterministic
+
+
+def test_pieces_have_64_or_128_entries_for_each_lane():
+    for steps, lanes, chunk in ((3, 1, 64), (64, 1, 64), (65, 1, 128), (9e9, 4, 512), (64, 8, 512)):
+        assert chunk_of(steps, lanes, 2**62) == chunk
+    assert chunk_of(3, 1, 128) == 64 and chunk_of(3, 1, 127) is None  # two pieces, and fewer
+    assert chunk_of(200, 1, 399) is None  # the longest row takes less than twice these steps
 
 
 @pytest.mark.parametrize(
@@ -247,7 +255,7 @@ def test_explanations_say_why():
     text = choose_schedule(asked(16)).explain(asked(16))
     assert "skew:  rows of about 16 entries, deviation 64, the longest 16384: lanes have" in text
     text = choose_schedule(asked(64)).explain(asked(64))
-    assert "the longest 16384: it is cut into 256 pieces, and no lanes walk more than 64" in text
+    assert "the longest 16384: it is cut into 128 pieces, and no lanes walk more than 128" in text
     assert "spmm of [131072, 131072] with 2000000 nonzeros" in text and "second launch" in text
     row = AtomicParallelism(row=1, col=4)
     assert "its own lanes walk the longest row" in row.explain(asked(64))
@@ -258,14 +266,15 @@ def test_explanations_say_why():
     ("op", "dtype", "format", "stored", "faster"),
     [
         ("spmm", "float32", "CSR", 0.25, True),
-        ("spmm", "float32", "CSR", 0.15, False),
-        ("spmm", "float16", "CSR", 0.05, True),
-        ("spmm", "float16", "CVS(4)", 0.35, True),
-        ("spmm", "float16", "CVS(4)", 0.25, False),
-        ("spmm", "bfloat16", "CVS(8)", 0.45, False),
-        ("spmm", "bfloat16", "CVS(16)", 0.55, True),
-        ("sddmm", "float16", "CVS(8)", 0.15, True),
-        ("sddmm", "float32", "CSR", 0.9, False),
+        ("spmm", "float32", "CSR", 0.07, False),
+        ("spmm", "float16", "CSR", 0.15, True),
+        ("spmm", "float16", "CVS(4)", 0.25, True),
+        ("spmm", "float16", "CVS(4)", 0.15, False),
+        ("spmm", "bfloat16", "CVS(8)", 0.3, False),
+        ("spmm", "bfloat16", "CVS(16)", 0.45, False),
+        ("spmm", "bfloat16", "CVS(16)", 0.65, True),
+        ("sddmm", "float16", "CVS(8)", 0.3, True),
+        ("sddmm", "float64", "CSR", 0.9, False),
         ("spmm", "float64", "CSR", 0.9, False),
     ],
 )

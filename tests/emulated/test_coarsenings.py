@@ -71,10 +71,15 @@ POINTS = {
         "{<2 row, 6 col>, 4}",
         "{<1/8 row, 7 col>, 4}",
     ),
-    "gspmm": ("{<1 row, 3 col>, 1}", "{<2 row, 8 col>, 8}", "{<3 row, 1/8 col>, 8}"),
-    "row_sum": ("{<3 row, 1 col>, 8}",),
+    "gspmm": (
+        "{<1 row, 3 col>, 1}",
+        "{<2 row, 8 col>, 8}",
+        "{<3 row, 1/8 col>, 8}",
+        "{<1/16 row, 2 col>, 4}",
+    ),
+    "row_sum": ("{<3 row, 1 col>, 8}", "{<1/8 row, 1 col>, 2}"),
     "row_max": ("{<3 row, 1/8 col>, 8}",),
-    "sparse_softmax": ("{<2 row, 1/4 col>, 4}",),
+    "sparse_softmax": ("{<2 row, 1/4 col>, 4}", "{<3 row, 1/16 col>, 2}"),
 }
 CASES = [(op, point) for op, points in POINTS.items() for point in points]
 

@@ -108,18 +108,21 @@ def time_of(warps):
 def pieces_of(lengths, chunk):
     """Lengths of the pieces, as the list has them, and the number of pieces of each row."""
     full, tail = lengths // chunk, lengths % chunk
-    return np.concatenate([np.full(full.sum(), chunk), tail]), full + (tail > 0)
+    early = 6 * tail >= chunk
+    return np.concatenate([np.full(full.sum(), chunk), tail[early], tail[~early]]), full + (
+        tail > 0
+    )
 
 
 def test_an_rmat_graph_against_rows_of_one_length():
     """2^17 vertices, n = 128, with the default point: the chain of the longest row, through both
     launches, is a part of the time that a graph with rows of one length takes, and the whole takes
-    at most 1.45 of that time, of which 1.11 is work. Rows walked whole take 20 times as long."""
+    at most 1.3 of that time, of which 1.07 is work. Rows walked whole take 20 times as long."""
     lengths = rmat(17, 2_200_000)
     nnz, size = int(lengths.sum()), len(lengths)
     rows = RowStatistics(16.0, 64.0, 8192)
     point = choose_schedule(Problem("spmm", (size, size), nnz, n=128, platform="cuda", rows=rows))
-    assert str(point) == "{<1 row, 4 col>, 1} chunk=64"
+    assert str(point) == "{<1 row, 4 col>, 1} chunk=128"
     whole = extended(product("{<1 row, 4 col>, 1}", 40)[0])
     counts, _, elements = product("{<1 row, 4 col>, 1} chunk=41", 40)
     piece = by_length(counts, elements[: len(counts)], 41)
@@ -128,9 +131,9 @@ def test_an_rmat_graph_against_rows_of_one_length():
     even = time_of(whole(np.full(size, -(-nnz // size))).tolist())
     cut, parts = pieces_of(lengths, point.chunk)
     cut, merged = piece(cut), np.repeat(merge(parts[parts > 1]), 4)  # each by 4 warps
-    assert cut.max() + merged.max() <= 0.4 * even
-    assert cut.sum() <= 1.13 * even * SLOTS
-    assert time_of(cut.tolist()) + time_of(merged.tolist()) <= 1.45 * even
+    assert cut.max() + merged.max() <= 0.5 * even
+    assert cut.sum() <= 1.08 * even * SLOTS
+    assert time_of(cut.tolist()) + time_of(merged.tolist()) <= 1.3 * even
     assert time_of(whole(lengths).tolist()) > 20 * even
 
 

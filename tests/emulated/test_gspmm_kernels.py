@@ -187,6 +187,25 @@ def test_the_first_nan_wins(point, minimum):
     check_extrema(of, point, add=True, minimum=minimum)
 
 
+@pytest.mark.parametrize("point", REPRESENTATIVES[1:], ids=str)
+def test_zeros_have_the_signs_of_sums(point):
+    """1 - 1 is 0, and only -0 + -0 is -0: of a minimum too."""
+    of = Operands(BATTERY["every_length"], "float32", 4, transpose=False)
+    rng = np.random.default_rng(0)
+    of.x[:] = rng.choice([0.0, -0.0, 1.0], of.x.shape)
+    of.values[:] = rng.choice([0.0, -0.0, -1.0], of.values.shape)
+    for add in (True, False):
+        C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=True, positions=True)
+        problem = of.problem("gspmm", (of.m, of.k), False)
+        call = extremum_plan(problem, point, add=add, minimum=True)
+        inputs = (of.values, *of.along(False), of.x)
+        same = lambda call: call
+        found = launched(of, problem, point, call, inputs, C.shape, same, minimum=True)
+        np.testing.assert_array_equal(np.signbit(found[0]), np.signbit(C))
+        zero = (C == 0) & (arg >= 0)
+        assert (zero & ~np.signbit(C)).any() and (zero & np.signbit(C)).any()
+
+
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "point"),
     [
@@ -204,7 +223,7 @@ def test_the_first_nan_wins(point, minimum):
         ("group.cuh", "distance = kLanes / 2", "distance = kLanes / 4", REPRESENTATIVES[1]),
         ("gspmm.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
         ("gspmm.cuh", "inside && row < m", "row < m", REPRESENTATIVES[1]),
-        ("gspmm.cuh", "(add ? A(1) : value)", "(add ? value : A(1))", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "= add ? A(1) : value", "= add ? value : A(1)", REPRESENTATIVES[0]),
         ("gspmm.cuh", "minimum ? A(-1) : A(1)", "minimum ? A(1) : A(-1)", REPRESENTATIVES[1]),
         (
             NNZ,

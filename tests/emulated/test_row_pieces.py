@@ -53,6 +53,7 @@ def by_loops(work, offsets):
             merged.append((row, 2 * before, 2 * before + len(pieces), -1))
         before += len(whole)
     full += [nothing] * (work.whole - len(full))
+    tails.sort(key=lambda tail: 6 * (tail[2] - tail[1]) < work.chunk)  # the long ones first
     merged += [nothing] * (work.merged - len(merged))
     return np.array([*full, *tails, *merged])
 

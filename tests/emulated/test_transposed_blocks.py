@@ -60,6 +60,7 @@ def operand(rows, n, dtype, seed=1):
         ((8, 8), (48, 64), "float16", 3, OCTET),
         ((16, 16), (48, 64), "float16", 0, OCTET),
         ((4, 8), (48, 64), "bfloat16", 2, OCTET),
+        ((2, 4), (48, 64), "bfloat16", 0, OCTET),  # A has blocks of 2 rows, A^T of 4
         ((8, 8), (44, 64), "bfloat16", 0, CORES),  # blocks reach past the matrix
         ((8, 8), (48, 60), "bfloat16", 0, CORES),
         ((8, 8), (48, 64), "float32", 0, CORES),  # tensor cores would round to TF32
