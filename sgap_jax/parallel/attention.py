@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.structure import whole
 from sgap_jax.formats.vectors import split_blocks, tile
 from sgap_jax.parallel.operations import check_parts
-from sgap_jax.parallel.partitioned import Part, PartitionedArray
+from sgap_jax.parallel.part import Part
+from sgap_jax.parallel.partitioned import PartitionedArray
 from sgap_jax.primitives._define import accumulator, check_scale, check_schedule, row_of_entry
 from sgap_jax.primitives.attention import sparse_attention as local_attention
 from sgap_jax.primitives.attention_arguments import as_lengths, as_sinks, check_heads
@@ -76,7 +78,6 @@ def sparse_attention(
     Raises:
       TypeError: pattern is not a PartitionedArray.
       ValueError: shapes that do not fit.
-      NotImplementedError: `is_causal` or `key_value_seq_lengths` with reordered rows.
 
     Source: vectorSparse, section 7.4, eq. 1; the exchange is that of `parallel.spmm`.
     """
@@ -85,11 +86,8 @@ def sparse_attention(
     schedule = check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
-    if not pattern.given and (is_causal or key_value_seq_lengths is not None):
-        raise NotImplementedError(
-            f"{op}: no is_causal and no key_value_seq_lengths for reordered rows; partition a "
-            "pattern without the entries that they leave out"
-        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        pattern._check_devices(f"{op}: {name}", x)
     q, k, v, batched = check_heads(op, q, k, v, [pattern])  # type: ignore[list-item]
     split = _axes(op, pattern, q, k, batch_axis, heads_axis)
     heads_axis = split[2]
@@ -104,34 +102,72 @@ def sparse_attention(
         specs["sinks"] = jax.P(heads_axis)
     if isinstance(scale, jax.Array):
         shared["scale"], specs["scale"] = check_scale(op, scale), jax.P()
+    ordered = pattern.given or not (is_causal or key_value_seq_lengths is not None)
+    if not ordered:  # the number of each row and column, of which a part has others of its own
+        for name, places in (("rows", pattern.row_places), ("columns", pattern.column_places)):
+            shared[name], specs[name] = jnp.argsort(places).astype(jnp.int32), jax.P()
     bounds = jnp.asarray(pattern.row_bounds, jnp.int32)
     block = pattern.format.block_shape
+    wide = accumulator(q.dtype)
 
     def local(part: Part, *operands: Any) -> Any:
         *stored, q, k, v, shared = operands
-        entries, structure = None, part.pattern()
+        stored = [x[0] for x in stored]
+
+        def attended(
+            q: Any, k: Any, v: Any, structure: SparseArray, names: tuple, bias: Any, sinks: Any
+        ) -> tuple:
+            """Of rows and columns of these names, in the order of the parts."""
+            seen = shared.get("lengths")
+            if not ordered:
+                found = zip((shared["rows"], shared["columns"]), names, strict=True)
+                names = tuple(x.at[at].get(mode="fill", fill_value=_NONE) for x, at in found)
+            if is_causal:
+                bias = _left_out(_causal(structure, *names), bias, block, wide)
+            if seen is not None and not ordered:
+                bias = _left_out(_from(structure, names[1], seen), bias, block, wide)
+                seen = None
+            if seen is not None:  # how many of the keys here come before the end of the sequence
+                seen = jnp.sum(names[1][None, :] < seen, axis=1, dtype=jnp.int32)
+            if bias is not None and len(block) == 2:  # the kernels have a bias of vectors
+                structure, bias = _as_vectors(structure, bias)
+            return local_attention(
+                q,
+                k,
+                v,
+                structure,
+                scale=shared.get("scale", scale),
+                bias=bias,
+                sinks=sinks,
+                key_value_seq_lengths=seen,
+                return_lse=True,
+                schedule=schedule,
+            )
+
+        rest, rows = part.other_rows(), part.own.shape[0]
+        names = bounds[jax.lax.axis_index(part.axis)] + jnp.arange(rows, dtype=jnp.int32)
+        bias = None
         if stored:
-            entries = part.in_matrix(jnp.concatenate(stored, axis=-1 - len(block))[0])
-        if is_causal:
-            begin = bounds[jax.lax.axis_index(part.axis)]
-            entries = _causal(part, begin, entries, accumulator(q.dtype))
-        if entries is not None and len(block) == 2:  # the kernels have a bias of vectors
-            structure, entries = _as_vectors(structure, entries)
-        seen = shared.get("lengths")
-        if seen is not None:  # how many of the keys here come before the end of the sequence
-            seen = jnp.sum(part.table_names[None, :] < seen, axis=1, dtype=jnp.int32)
-        return local_attention(
-            q,
-            part.table(k, 1),
-            part.table(v, 1),
-            structure,
-            scale=shared.get("scale", scale),
-            bias=entries,
-            sinks=shared.get("sinks"),
-            key_value_seq_lengths=seen,
-            return_lse=True,
-            schedule=schedule,
+            bias = rest.in_matrix(jnp.concatenate(stored, axis=-1 - len(block)))
+        sinks = shared.get("sinks")
+        found = attended(
+            *(q, rest.table(k, 1), rest.table(v, 1), rest.pattern()),
+            *((names, rest.table_names), bias, sinks),
         )
+        some = part.global_rows
+        if some is None:
+            return found
+        queries = some.queries.swap(part.axis, q[:, some.query_sends], 1)
+        bias = some.bias_of(part.axis, stored[0], stored[1], len(block)) if stored else None
+        own_keys = attended(
+            *(queries, k, v, part.structure_of(some.entries)),
+            *((some.row_names, some.column_names), bias, None),
+        )
+        merged = _merged(own_keys, part.axis, sinks)
+        owner = np.repeat(np.arange(some.queries.parts), some.queries.to_all)
+        at = jnp.where(owner == jax.lax.axis_index(part.axis), some.query_sends, rows)
+        pairs = zip(found, merged, strict=True)
+        return tuple(x.at[:, at].set(y.astype(x.dtype), mode="drop") for x, y in pairs)
 
     sequences = tuple(_spread(pattern, x, x is not q) for x in (q, k, v))
     of_entries = tuple(
@@ -238,12 +274,50 @@ def _as_vectors(pattern: SparseArray, bias: jax.Array) -> tuple[SparseArray, jax
     return split_blocks(pattern), each.reshape(*bias.shape[:-3], *each.shape[1:])
 
 
-def _causal(part: Part, begin: jax.Array, bias: Any, dtype: Any) -> jax.Array:
-    """A bias of -infinity at entries whose key comes after the query."""
-    offsets, columns = part.merged.index_arrays[1]
-    high, wide = tile(part.merged.format)
+def _merged(found: tuple, axis: str, sinks: Any) -> tuple[jax.Array, jax.Array]:
+    """Attention over the keys of all parts, from (result, log-sum-exp) of those of each."""
+    out, lse = found
+    most = jax.lax.pmax(jax.lax.stop_gradient(lse), axis)
+    if sinks is not None:
+        most = jnp.maximum(most, jax.lax.stop_gradient(sinks))
+    most = jnp.where(jnp.isfinite(most), most, 0)
+    weight = jnp.exp(lse - most)
+    total = jax.lax.psum(weight, axis)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - most)
+    some = total > 0  # else the row has no entry anywhere
+    total = jnp.where(some, total, 1)
+    out = jax.lax.psum(weight[..., None] * out, axis) / total[..., None]
+    return out, jnp.where(some, most + jnp.log(total), -jnp.inf)
+
+
+_NONE = np.iinfo(np.int32).max  # the name of padding
+
+
+def _places(structure: SparseArray) -> tuple[jax.Array, jax.Array]:
+    """The row [entries, high, 1] and the column [entries, 1, wide] of each entry."""
+    offsets, columns = structure.index_arrays[1]
+    high, wide = tile(structure.format)
     rows = row_of_entry(offsets, columns.shape[0])[:, None, None] * high
-    rows = begin + rows + jnp.arange(high, dtype=jnp.int32)[:, None]
-    columns = columns[:, None, None] * wide + jnp.arange(wide, dtype=jnp.int32)
-    later = (part.table_names[columns] > rows).reshape(-1, *part.merged.format.block_shape)
-    return jnp.where(later, -jnp.inf, jnp.zeros((), dtype) if bias is None else bias)
+    rows = rows + jnp.arange(high, dtype=jnp.int32)[:, None]
+    return rows, columns[:, None, None] * wide + jnp.arange(wide, dtype=jnp.int32)
+
+
+def _causal(structure: SparseArray, row_names: jax.Array, column_names: jax.Array) -> jax.Array:
+    """Which entries [entries, high, wide] have a key that comes after the query."""
+    rows, columns = _places(structure)
+    return column_names[columns] > row_names[rows]
+
+
+def _from(structure: SparseArray, column_names: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Which entries [B, 1, entries, high, wide] have a key at or after the end [B, 1] of its
+    sequence."""
+    _, columns = _places(structure)
+    names = jnp.broadcast_to(column_names[columns], (columns.shape[0], *tile(structure.format)))
+    return names >= lengths[:, :, None, None, None]
+
+
+def _left_out(out: jax.Array, bias: Any, block: tuple[int, ...], dtype: Any) -> jax.Array:
+    """The bias with -infinity where entries [..., entries, high, wide] are left out."""
+    out = out.reshape(*out.shape[:-2], *block)
+    return jnp.where(out, -jnp.inf, jnp.zeros((), dtype) if bias is None else bias)

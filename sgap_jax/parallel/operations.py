@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.parallel.exchange import Exchange
-from sgap_jax.parallel.partitioned import Part, PartitionedArray
+from sgap_jax.parallel.part import Part
+from sgap_jax.parallel.partitioned import PartitionedArray
 from sgap_jax.parallel.second_axis import summed_bytes
 from sgap_jax.primitives._define import accumulator, as_numbers, check_scale, check_schedule
 from sgap_jax.primitives.gsddmm import gsddmm as local_gsddmm
@@ -39,7 +41,10 @@ def _operand(
 ) -> tuple[jax.Array, bool]:
     """(x in parts, whether it came so): x has one row for each column or row of A, and one axis of
     features, or none if `features` is 0."""
+    if isinstance(x, SparseArray | PartitionedArray):
+        raise TypeError(f"parallel.{op}: {name} must be dense, got a {type(x).__name__}")
     x = as_numbers(f"parallel.{op}", name, x)
+    A._check_devices(f"parallel.{op}: {name}", x)
     rows = A._layout(of_columns)[1]
     last = ", n" if features else ""
     if x.ndim == 2 + features:

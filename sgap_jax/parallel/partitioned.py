@@ -16,188 +16,10 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
+from sgap_jax.parallel.part import Cover, GlobalRows, Part, Share
 from sgap_jax.parallel.plan import explanation
 from sgap_jax.parallel.second_axis import Costs, summed_bytes
 from sgap_jax.primitives._define import accumulator
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("out", "out_places", "into", "value_sends"),
-    meta_fields=("exchange", "values"),
-)
-@dataclasses.dataclass(frozen=True)
-class Cover:
-    """The foreign matrix as a product, `into` times what a part receives of the others' `out`: of
-    an entry either the row of B travels, or its part of a row of the result (cover.py).
-
-    Attributes:
-      out: [rows that a part sends, own columns]: a one for each row of B, and the entries that
-        others have in its columns for the partial rows.
-      out_places: where the values of `out` are among those that were received; beyond them ones.
-      into: the structure of [rows, rows that a part receives]; its values say where an entry is
-        among those of the foreign matrix; beyond them ones, which add partial rows.
-      value_sends: which foreign values travel, when they change.
-      exchange, values: of rows, and of those values.
-    """
-
-    out: SparseArray
-    out_places: jax.Array
-    into: SparseArray
-    value_sends: jax.Array
-    exchange: Exchange
-    values: Exchange
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("own", "foreign", "sends"),
-    meta_fields=("exchange",),
-)
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """What one copy of a part multiplies and receives where copies share a product
-    (second_axis.py); its leaves have axes for the parts and for the copies.
-
-    Attributes:
-      own, foreign: the structure of its entries; their values say where an entry is among those of
-        the part's own and foreign matrices.
-      sends: which of its rows it sends, message after message.
-      exchange: what travels between the devices of one copy.
-    """
-
-    own: SparseArray
-    foreign: SparseArray
-    sends: jax.Array
-    exchange: Exchange
-
-    def matrices(self, part: Part) -> tuple[SparseArray, SparseArray]:
-        """With the values of the part."""
-        own, foreign = (
-            mine.with_values(_at(whole.values, mine.values, 0))
-            for mine, whole in ((self.own, part.own), (self.foreign, part.foreign))
-        )
-        return own, foreign
-
-
-def _at(x: jax.Array, places: jax.Array, otherwise: int) -> jax.Array:
-    """x at these places of its first axis, `otherwise` at those beyond the last one."""
-    if x.shape[0] == 0:  # a gather takes nothing from an empty array
-        return jnp.full((*places.shape, *x.shape[1:]), otherwise, x.dtype)
-    return x.at[places].get(mode="fill", fill_value=otherwise)
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=(
-        "own",
-        "foreign",
-        "merged",
-        "table_places",
-        "table_names",
-        "sends",
-        "cover",
-        "share",
-    ),
-    meta_fields=("axis", "second", "exchange"),
-)
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What one device has of a matrix: the fields of `PartitionedArray` of the same names, without
-    their leading axis. For functions that run on each device (`PartitionedArray._on_each`)."""
-
-    own: SparseArray
-    foreign: SparseArray
-    merged: SparseArray
-    table_places: jax.Array
-    table_names: jax.Array
-    sends: jax.Array
-    cover: Cover | None
-    share: Share | None
-    axis: str
-    second: str | None
-    exchange: Exchange
-
-    @property
-    def alone(self) -> bool:
-        """Whether nothing travels between any parts."""
-        return self.exchange.received == 0
-
-    def received(self, x: jax.Array, dimension: int = 0) -> jax.Array:
-        """The rows of a dense operand that foreign columns name; its rows are along `dimension`."""
-        return self.exchange.swap(
-            self.axis, x[(slice(None),) * dimension + (self.sends,)], dimension
-        )
-
-    def values_of_others(self, foreign: jax.Array) -> jax.Array:
-        """The values of `cover.out`, from the foreign ones of all parts."""
-        assert self.cover is not None
-        sent = _at(foreign, self.cover.value_sends, 0)
-        return _at(self.cover.values.swap(self.axis, sent), self.cover.out_places, 1)
-
-    def into(self) -> SparseArray:
-        """`cover.into` with the values of the foreign matrix."""
-        assert self.cover is not None
-        into = self.cover.into
-        return into.with_values(_at(self.foreign.values, into.values, 1))
-
-    def table(self, x: jax.Array, dimension: int = 0) -> jax.Array:
-        """Own and received rows of a dense operand, in the order of the columns of `matrix`."""
-        if not self.alone:
-            x = jnp.concatenate([x, self.received(x, dimension)], axis=dimension)
-        return x[(slice(None),) * dimension + (self.table_places,)]
-
-    def to_owners(self, x: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
-        """Sends partial results back to the parts that own their columns.
-
-        `x` has a row of numbers for each column of `matrix`, which other parts may own. Returned
-        are the rows that all parts have for the `columns` of this one, first its own, then what the
-        others sent, and for each row the column of this part that it is for. Rows that nobody sent
-        are zero, and those of columns in which the sender has no entry."""
-        offsets = self.merged.transposed[0]  # type: ignore[index]
-        wide = x.shape[0] // (offsets.shape[0] - 1)
-        there = jnp.repeat(jnp.diff(offsets) > 0, wide, total_repeat_length=x.shape[0])
-        exchange, ours = self.exchange, columns + self.exchange.between_two
-        size = columns + exchange.received
-        placed = jnp.zeros((size, *x.shape[1:]), x.dtype)
-        placed = placed.at[jnp.where(there, self.table_places, size)].set(x, mode="drop")
-        own, between, shared = jnp.split(placed, [columns, ours])
-        found, rows = [own], [jnp.arange(columns, dtype=jnp.int32)]
-        if exchange.between_two:
-            found.append(exchange.back.swap(self.axis, between))
-            rows.append(self.sends[: exchange.between_two])
-        if exchange.to_all:
-            owner = np.repeat(np.arange(exchange.parts), exchange.to_all)
-            mine = owner == jax.lax.axis_index(self.axis)
-            everything = jax.lax.all_gather(shared, self.axis, tiled=True)
-            to = jnp.where(mine, self.sends[exchange.between_two :], columns)
-            found.append(everything)
-            rows.append(jnp.tile(to, exchange.parts))
-        return jnp.concatenate(found), jnp.concatenate(rows)
-
-    def matrix(self) -> SparseArray:
-        """All entries of the rows of this part, in the order of the whole matrix."""
-        values = jnp.concatenate([self.own.values, self.foreign.values])
-        return dataclasses.replace(self.merged, values=self.in_matrix(values))
-
-    def pattern(self) -> SparseArray:
-        """`matrix` without its values."""
-        block = self.own.format.block_shape
-        none = jnp.zeros((self.merged.values.shape[0], *block), bool)
-        return dataclasses.replace(self.merged, values=none) if block else self.merged
-
-    def in_matrix(self, values: jax.Array) -> jax.Array:
-        """[..., own and then foreign entries] -> [..., entries of `matrix`]; of vectors and blocks
-        with their axes behind."""
-        inner = (slice(None),) * len(self.own.format.block_shape)
-        return values.at[..., self.merged.values, *inner].get(mode="fill", fill_value=0)
-
-    def apart(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Values of `matrix` -> those of own and of foreign entries."""
-        own, foreign = (x.values.shape[0] for x in (self.own, self.foreign))
-        both = jnp.zeros((own + foreign, *values.shape[1:]), values.dtype)
-        both = both.at[self.merged.values].set(values, mode="drop", unique_indices=True)
-        return both[:own], both[own:]
 
 
 @partial(
@@ -213,6 +35,7 @@ class Part:
         "column_places",
         "cover",
         "share",
+        "global_rows",
     ),
     meta_fields=("shape", "mesh", "axis", "second", "exchange", "entries", "row_bounds", "given"),
 )
@@ -246,6 +69,8 @@ class PartitionedArray:
         the messages of a product; None where it is not used.
       share: what each of its devices multiplies and receives then; None where that never sends
         less than dividing the columns.
+      global_rows: what attention does instead where the queries of some rows travel, and their keys
+        do not; else None.
     """
 
     own: SparseArray
@@ -266,6 +91,7 @@ class PartitionedArray:
     cover: Cover | None = None
     second: str | None = None
     share: Share | None = None
+    global_rows: GlobalRows | None = None
 
     # Set by operations.py, which imports this file.
     _products: ClassVar[Callable[..., jax.Array]]
@@ -296,6 +122,8 @@ class PartitionedArray:
             dataclasses.replace(A, values=jnp.asarray(x))
             for A, x in zip((self.own, self.foreign), values, strict=True)
         )
+        for x in (own, foreign):
+            self._check_devices("PartitionedArray.with_values: a value", x.values)
         if own.values.shape != self.own.values.shape:
             raise ValueError(
                 f"PartitionedArray.with_values: expected {self.own.values.shape} of own columns, "
@@ -410,7 +238,9 @@ class PartitionedArray:
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
         dense operand would. A gradient with respect to the operand sends as much, the other way.
-        With a second axis also what each way to use it would send, and which one `choose` takes."""
+        With a second axis also what each way to use it would send, which one `choose` takes, and
+        what an all-gather over all devices of both axes would. Where queries of global rows travel,
+        what attention sends, of n numbers of a key and its value together."""
         exchange, columns, size = self._taken(n, dtype)
         notes = []
         if self.cover is not None and exchange is self.cover.exchange:
@@ -427,6 +257,17 @@ class PartitionedArray:
                 f"  not used                {costs.alone:>14,} bytes",
                 f"  columns                 {costs.columns:>14,} bytes",
                 f"  copies, sum included    {shared:>14}",
+            ]
+            every = self.parts * devices  # as if each had a part of its own
+            rows = (every - 1) * -(-self.shape[1] // every)
+            of_all = rows * n * np.dtype(dtype).itemsize
+            notes += [f"  an all-gather over {every:>4} {of_all:>14,} bytes"]
+        if self.global_rows is not None:
+            some = self.global_rows
+            rows = some.exchange.sent + some.queries.sent
+            notes += [
+                f"of attention              {rows * columns * size:>14,} bytes: "
+                f"{sum(some.queries.to_all):,} queries go to all parts, their keys do not travel"
             ]
         everything = n * np.dtype(dtype).itemsize
         return explanation(exchange, self.entries, self.shape[1], columns, size, notes, everything)
@@ -481,6 +322,26 @@ class PartitionedArray:
         values = self.cover.values.total * np.dtype(self.dtype).itemsize
         return rows + values < self.exchange.total * n * np.dtype(dtype).itemsize
 
+    def _check_devices(self, what: str, x: Any) -> None:
+        """Raises an error if an operand, of which `what` says whose, is on the devices of another
+        mesh, as far as that is known."""
+        if isinstance(x, jax.core.Tracer):
+            other = jax.typeof(x).sharding.mesh
+            if other.empty or dict(other.shape) == dict(self.mesh.shape):
+                return
+        elif isinstance(x, jax.Array):
+            if not x.committed or x.sharding.device_set == set(self.mesh.devices.flat):
+                return
+            other = getattr(x.sharding, "mesh", x.sharding)
+        else:
+            return
+        there = f"jax.NamedSharding(A.mesh, jax.P({self.axis!r}))"
+        raise ValueError(
+            f"{what} is on the devices of {_named(other)}, the matrix in parts on those of "
+            f"{_named(self.mesh)}; jax.device_put(x, {there}) moves an array in parts, and "
+            "parallel.partition(..., mesh, axis) makes parts on a mesh"
+        )
+
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""
         if of_columns:
@@ -521,6 +382,12 @@ class PartitionedArray:
             own = jax.tree.map(lambda x: x[0], operands)
             return jax.tree.map(lambda x: x[None], function(part, *own, *shared))
 
+        context = jax.sharding.get_abstract_mesh()
+        if not context.empty and dict(context.shape) != dict(self.mesh.shape):
+            raise ValueError(
+                f"a matrix in parts on {_named(self.mesh)} under jax.set_mesh of "
+                f"{_named(context)}; expected that of its own mesh, A.mesh"
+            )
         fields = [field.name for field in dataclasses.fields(Part)]
         part = Part(**{name: getattr(self, name) for name in fields})
         first = jax.P(self.axis)
@@ -562,4 +429,10 @@ class PartitionedArray:
         return names if names and mine and self.axis not in names else None
 
 
-_DATA = (SparseArray, jax.Array, Cover)
+def _named(mesh: Any) -> str:
+    """A mesh by its axes and their sizes; another sharding by its text."""
+    shape = getattr(mesh, "shape", None)
+    return f"a mesh {dict(shape)}" if shape else str(mesh)
+
+
+_DATA = (SparseArray, jax.Array, Cover, GlobalRows)

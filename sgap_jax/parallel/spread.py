@@ -22,8 +22,10 @@ from sgap_jax.formats.vectors import tile
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
 from sgap_jax.parallel.exchange import Exchange, swapped
 from sgap_jax.parallel.global_columns import to_all
+from sgap_jax.parallel.global_rows import entries_of, global_rows, padded_global
 from sgap_jax.parallel.metis import by_metis
-from sgap_jax.parallel.partitioned import Cover, PartitionedArray, Share
+from sgap_jax.parallel.part import Cover, GlobalRows, Share
+from sgap_jax.parallel.partitioned import PartitionedArray
 from sgap_jax.parallel.plan import NONE, Compressed, Sizes, bounds_of, padded, piece, sent_rows
 from sgap_jax.parallel.plan import rows_of as rows_of_blocks
 from sgap_jax.parallel.second_axis import Shared, shared_exchange
@@ -58,7 +60,9 @@ def partition(
         that the operand is split so: of arrays with a value, [parts, rows, n], and under explicit
         axes.
       rows: "balanced" by entries, "even", or the number of rows of each part, in all m. Vectors and
-        blocks are not cut: "balanced" and "even" go by whole ones.
+        blocks are not cut: "balanced" goes by whole ones, and so does "even" if the parts do not
+        divide m. If they do, all have as many rows, where need be in shorter vectors: CVS(8) in
+        parts of 12 rows becomes CVS(4), in parts of 9 rows CSR.
       order: "given"; or a function of A that gives a permutation of its rows, part by part: row
         order[i] comes i-th; or "metis", which also says how many rows each part of a square matrix
         has: METIS (`pip install 'sgap_jax[metis]'`) cuts the graph so that few vertices have
@@ -85,6 +89,9 @@ def partition(
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
     (m, k), permutation = A.shape, None
     format = _stored_format(A)
+    if isinstance(rows, str) and rows == "even" and m % parts == 0:
+        cut = _format_of(format, (m, k), m // parts)
+        A, format = (A, format) if cut == format else (A.asformat(cut), cut)
     if not (isinstance(order, str) and order in ("given", "metis")):
         if not callable(order):
             raise ValueError(
@@ -130,6 +137,15 @@ def _unit(format: Format, shape: tuple[int, int]) -> int:
     """How many rows stay together: of a square matrix parts own as many columns."""
     high, wide = tile(format)
     return math.lcm(high, wide) if shape[0] == shape[1] else high
+
+
+def _format_of(format: Format, shape: tuple[int, int], rows: int) -> Format:
+    """The format of parts of so many rows: shorter vectors where those or the blocks of `format` do
+    not divide them."""
+    if rows % _unit(format, shape) == 0:
+        return format
+    high = math.gcd(tile(format)[0], rows)
+    return CVS(high) if high > 1 else CSR
 
 
 def _together(permutation: np.ndarray, unit: int) -> bool:
@@ -453,6 +469,8 @@ def _spread(
     if of_copy is None:
         exchange, to_each = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
     plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
+    grid_bounds = row_bounds // high
+    queries = global_rows(pieces, exchange, grid_bounds, column_bounds, size, told, _from_all)
 
     # By what decides which columns go to all, where some do.
     def rows(x: Exchange) -> tuple[int, ...]:
@@ -460,12 +478,16 @@ def _spread(
 
     if plan is not None and rows(plan.exchange) >= rows(exchange):
         plan = None
-    local, halves, shared = {}, {}, {}
+    local, halves, shared, some = {}, {}, {}, {}
     for p in list(pieces):
         found = pieces.pop(p)
         local[p] = padded(found, sizes, exchange, column_bounds, size, to_each)
         if of_copy is not None:
             shared[p] = Shared(found, local[p], exchange, of_copy, copies)
+        if queries is not None:
+            some[p] = padded_global(
+                found, local[p], queries, sizes, grid_bounds, column_bounds, size
+            )
         if plan is not None:
             halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
 
@@ -502,6 +524,34 @@ def _spread(
             sends=stacked({p: x.T for p, x in sends.items()}, second),
             exchange=of_copy,
         )
+    of_attention = None
+    if queries is not None:
+        entries_there = told(queries.biases, {p: x.entries.T for p, x in some.items()})
+        requests = told(queries.keys.back, {p: x.other.requests for p, x in some.items()})
+        keys = (queries.to_each, queries.keys, column_bounds, wide)
+        of_attention = GlobalRows(
+            merged=matrices(
+                {p: x.other.merged for p, x in some.items()}, sizes.rows, queries.sizes.table
+            ),
+            table_places=stacked({p: x.other.table for p, x in some.items()}),
+            table_names=stacked({p: x.other.names for p, x in some.items()}),
+            sends=stacked({p: sent_rows(p, x, *keys) for p, x in requests.items()}),
+            entries=matrices(
+                {
+                    p: entries_of(p, queries, x.own, entries_there[p].T, sizes)
+                    for p, x in some.items()
+                },
+                len(queries.rows) * high,
+                sizes.columns,
+            ),
+            row_names=stacked({p: x.row_names for p, x in some.items()}),
+            column_names=stacked({p: x.column_names for p, x in some.items()}),
+            query_sends=stacked({p: x.query_sends for p, x in some.items()}),
+            bias_sends=stacked({p: x.bias_sends for p, x in some.items()}),
+            exchange=queries.keys,
+            queries=queries.queries,
+            biases=queries.biases,
+        )
     whole = PartitionedArray(
         own=of_rows("own", sizes.columns),
         foreign=of_rows("foreign", max(exchange.received, wide)),
@@ -522,6 +572,7 @@ def _spread(
         given=permutation is None,
         second=second,
         share=share,
+        global_rows=of_attention,
     )
     if plan is None:
         return whole

@@ -351,7 +351,9 @@ def entries_that_count(A: SparseArray) -> Any:
 
 def check_sparse(op: str, name: str, A: Any) -> None:
     if not isinstance(A, SparseArray):
-        raise TypeError(f"{op}: {name} must be a SparseArray, got {type(A).__name__}")
+        found = type(A).__name__
+        in_parts = f"; sgap_jax.parallel.{op} takes it" if found == "PartitionedArray" else ""
+        raise TypeError(f"{op}: {name} must be a SparseArray, got {found}{in_parts}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")
     require_unbatched(A, f"{op}: {name}")

@@ -306,7 +306,9 @@ def _jvp(
     params_of_it = dict(add=add, minimum=minimum, positions=True, schedule=schedule)
     out = bind(gspmm_p, *primals, **params, **params_of_it)
     params |= dict(schedule=derived(schedule))
-    v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
+    v, u = values, x
+    if add:  # ones for all of a batch, which may be split
+        v, u = (jnp.ones((1, *y.shape[1:]), y.dtype) for y in (values, x))
     return (
         out[: 1 + positions],
         None if dvalues is None else bind_arg_gather(dvalues, u, out[1], arrays, **params),

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 from jax.sharding import AxisType
 
-from sgap_jax import SparseArray, parallel
+from sgap_jax import SparseArray, parallel, spmm
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +132,36 @@ def test_attention(A, mesh):
     whole = parallel.partition(A, two, "x")
     with pytest.raises(ValueError, match="heads_axis: 2 devices along 'h' do not divide 2 and 1"):
         parallel.sparse_attention(q, q[:, :1], q[:, :1], whole, heads_axis="h")
-    other = parallel.partition(A, mesh, "x", order=lambda A: np.arange(6)[::-1])
-    with pytest.raises(NotImplementedError, match="no is_causal and no key_value_seq_lengths"):
-        parallel.sparse_attention(q, q, q, other, is_causal=True)
+
+
+def test_arrays_of_another_mesh_and_matrices_as_operands(A, mesh):
+    """Two devices, and one of them; each error says what to write."""
+    P = parallel.partition(A, mesh, "x")
+    one = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1], axis_types=(AxisType.Auto,))
+    other = parallel.partition(A, one, "x")
+    X = other @ other.to_parts(jnp.ones((6, 2)))
+    words = r"B is on the devices of a mesh {'x': 1}, .* of a mesh {'x': 2}; jax.device_put"
+    with pytest.raises(ValueError, match=words):
+        P @ X
+    with pytest.raises(ValueError, match="X is on the devices of"):
+        parallel.sddmm(P, X[0], jnp.ones((6, 2)))
+    q = jax.device_put(jnp.ones((6, 2, 4)), jax.NamedSharding(one, jax.P()))
+    with pytest.raises(ValueError, match="sparse_attention: k is on the devices of"):
+        parallel.sparse_attention(jnp.ones((6, 2, 4)), q, q, P)
+    with pytest.raises(ValueError, match="a value is on the devices of"):
+        P.with_values(other.values)
+    explicit = jax.make_mesh((2, 1), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(explicit), pytest.raises(ValueError, match="expected that of its own mesh"):
+        parallel.row_sum(P)
+    with jax.set_mesh(explicit):
+        B = jax.sharding.reshard(jnp.ones((6, 2)), jax.P("x"))
+        with pytest.raises(ValueError, match="parallel.spmm: B is on the devices of a mesh"):
+            jax.jit(lambda B: P @ B)(B)
+    for wrong in (A, P):
+        with pytest.raises(TypeError, match="B must be dense, got a (SparseA|PartitionedA)rray"):
+            P @ wrong
+    with pytest.raises(TypeError, match="got PartitionedArray; sgap_jax.parallel.spmm takes it"):
+        spmm(P, jnp.ones((6, 2)))
 
 
 def test_parts_that_do_not_fit(mesh):

@@ -69,12 +69,21 @@ def test_columns_over_another_axis(kind):
     close(gradient, expected)
 
 
-def test_second_derivatives_of_attention(A):
+# A token that sees all and is seen by all, of which the query travels.
+TOKENS = np.eye(15) + np.eye(15, k=1) + (np.arange(15) == 6)[:, None] + (np.arange(15) == 6)
+
+
+@pytest.mark.parametrize("dense, queries", [(D, 0), (TOKENS, 1)], ids=["keys", "queries"])
+def test_second_derivatives_of_attention(A, dense, queries):
     q, k, v = normal(2, 15, 2, 3), normal(2, 15, 1, 3), normal(2, 15, 1, 3)
+    whole = SparseArray.from_dense(dense)
+    apart = parallel.partition(whole, A.mesh, "x")
+    some = apart.global_rows
+    assert (0 if some is None else sum(some.queries.to_all)) == queries
 
     def twice(attend, pattern):
         loss = lambda *x: jnp.sum(jnp.sin(attend(*x, pattern)))
         norm = lambda *x: sum(jnp.sum(y**2) for y in jax.grad(loss, (0, 1, 2))(*x))
         return jax.jit(jax.grad(norm, (0, 1, 2)))(q, k, v)
 
-    close(twice(parallel.sparse_attention, A), twice(sparse_attention, WHOLE))
+    close(twice(parallel.sparse_attention, apart), twice(sparse_attention, whole))

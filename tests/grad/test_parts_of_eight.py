@@ -15,6 +15,13 @@ SUMMED_OVER_PARTS = (
     *("gspmm, transposed, sub, mean", "gspmm, transposed, mul, sum"),
     *("sddmm, weighted", "scores, softmax, sum"),
 )
+# Queries that travel, and rows of keys and of values that each part sends for all others.
+SEE_ALL = {
+    "attention, queries that see all keys": (2, [6, *[8] * 6, 6]),
+    "attention, queries that see all keys, without more": (1, [3, *[6] * 6, 3]),
+    "attention, vectors that see all keys": (4, [3, *[6] * 6, 3]),
+    "attention, blocks that see all keys, reordered": (2, [4, 8, 8, 8, 8, 0, 8, 4]),
+}
 SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
 # One worker has all tests of the script, which so runs once.
 pytestmark = pytest.mark.xdist_group("parts_of_eight")
@@ -43,8 +50,9 @@ def rows(request):
 def test_values_and_gradients(case, rows):
     mine = [row for row in rows if row["name"] == case]
     assert [row["cut"] for row in mine] == list(cuts_of(case))
+    assert [row["order"] for row in mine] == [1, 2]
     for row in mine:
-        assert row["difference"] < 1e-12, row
+        assert row["difference"] < 1e-12 and row["second"] < 1e-12, row
         # A sum of single entries may run by the schedule of a part.
         scheduled = row["cut"] == "blocks" and case == "gspmm, add, sum"
         if case not in SUMMED_OVER_PARTS and row["cut"] != "reordered" and not scheduled:
@@ -85,6 +93,11 @@ def test_a_split_sequence(case, rows):
         assert {x: shared.count(x) for x in ("2,2,2,4", "2,2,2,5")} == {"2,2,2,4": 2, "2,2,2,5": 2}
         assert row["rows"] == [2 + 4, *[4 + 4] * 6, 2 + 4] and row["long"] == []
         assert len(moved) == 8 and len(moved) + len(shared) == len(row["sent"])
+        return
+    if case in SEE_ALL:  # their queries travel, and of keys what the others see
+        assert (row["queries"], row["rows"]) == SEE_ALL[case]
+        assert not any(how == "all-gather" for _, how in row["sent"])
+        assert ATTENTION[case][1].get("rows") != "even" or row["long"] == []
         return
     if ATTENTION[case][1].get("rows") == "even":
         assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4

@@ -18,11 +18,12 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sgap_jax as sj
-from sgap_jax import CVS, SparseArray, select
+from sgap_jax import CVS, SparseArray, nn, select
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 M, K = 24, 16
@@ -77,6 +78,13 @@ def cases():
         routing = select.route(experts, K, block=4, capacity=2)
         best = select.threshold(scores, 0.5, nse=200).values
         return jnp.concatenate([own.values, best, jnp.ravel(routing.gather(q))])
+
+    sizes = dict(num_experts=3, block=4, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    layer, parameters = nnx.split(nn.MoE(6, 4, **sizes))
+    names = jax.tree.structure(parameters)  # router, w_in, w_out
+
+    def experts(x, *weights):
+        return jax.vmap(nnx.merge(layer, jax.tree.unflatten(names, weights)))(x)
 
     each = lambda f: jax.vmap(f)
     qkv = lambda b, h, g: ((b, M, h, 4), (b, K, g, 4), (b, K, g, 6))
@@ -174,6 +182,35 @@ def cases():
             {"all-reduce": 2, "all-gather": 1},  # dY is wanted whole
             split=False,
         ),
+        "sddmm, batch": Case(
+            each(lambda X, Y: sj.sddmm(A, X, Y).values),
+            ((8, M, 4), (8, K, 4)),
+            (batch, batch),
+            NOTHING,
+            NOTHING,
+        ),
+        "gsddmm, summed features": Case(
+            lambda X, Y: sj.gsddmm(A, X, Y, op="mul").values,
+            ((M, 8), (K, 8)),
+            (columns, columns),
+            SUM,
+            SUM,
+            split=False,
+        ),
+        "sparse_softmax, batch": Case(
+            each(lambda v, c: sj.sparse_softmax(of(v), scale=c).values),
+            ((8, A.nnz), (8,)),
+            (batch, batch),
+            NOTHING,
+            NOTHING,
+        ),
+        "gspmm maximum, batch": Case(
+            each(lambda v, X: sj.gspmm(of(v), X, op="add", reduce="max")),
+            ((8, A.nnz), (8, K, 3)),
+            (batch, batch),
+            NOTHING,
+            NOTHING,
+        ),
         "gspmm mean of sums, columns": Case(
             lambda v, X: sj.gspmm(of(v), X, op="add", reduce="mean"),
             ((A.nnz,), (K, 8)),
@@ -270,6 +307,13 @@ def cases():
             NOTHING,
             SUM,
             kinds=("Auto",),
+        ),
+        "mixture of experts, its tokens in groups": Case(
+            experts,
+            ((8, 12, 6), (6, 3), (3, 4, 6), (3, 4, 6)),
+            (batch, P(), P(), P()),
+            NOTHING,
+            {"all-reduce": 3},  # of the router and the weights
         ),
         "selections, batch": Case(
             each(selected),

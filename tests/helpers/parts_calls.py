@@ -98,7 +98,8 @@ def cases():
 
 
 def cuts_of(name):
-    """Each case runs twice: reordered or in vectors, and one of the other cuts."""
+    """Each case runs twice: on one of the other cuts, and with derivatives of order 2 reordered or
+    in vectors."""
     n = list(cases()).index(name)
     return ("second axis", "blocks", "rectangular")[n % 3], ("reordered", "vectors")[n % 2]
 
@@ -113,6 +114,13 @@ def with_global_tokens(size, around):
     """All queries but one see keys 2 and 40."""
     D = np.array(window(size, around).todense())
     D[:, [2, 40]], D[9] = 1, 0
+    return SparseArray.from_dense(D)
+
+
+def seen_by_all(A, rows):
+    """Queries of these rows see all keys."""
+    D = np.array(A.todense())
+    D[rows] = 1
     return SparseArray.from_dense(D)
 
 
@@ -154,20 +162,45 @@ ATTENTION = {
         (4, 2),
         dict(bias=(2, 1), scale="array"),
     ),
+    "attention, queries that see all keys": (
+        seen_by_all(with_global_tokens(64, 2), [2, 40]),
+        dict(rows="even"),
+        (4, 2),
+        dict(bias=(2, 1), scale="array", sinks=True, is_causal=True, lengths=[30, 64]),
+    ),
+    "attention, queries that see all keys, without more": (
+        seen_by_all(window(64, 3), [17]),
+        dict(rows="even"),
+        (2, 1),
+        {},
+    ),
+    "attention, vectors that see all keys": (
+        seen_by_all(window(64, 3), [18, 19, 60, 61]).asformat(CVS(2)),
+        dict(rows="even"),
+        (2, 2),
+        dict(bias=(2,)),
+    ),
+    "attention, blocks that see all keys, reordered": (
+        seen_by_all(window(64, 3), [18, 19]).asformat(BCSR(2, 4)),
+        dict(order=lambda A: np.arange(64)[::-1].reshape(16, 4)[:, ::-1].reshape(-1)),
+        (2, 1),
+        dict(is_causal=True, lengths=[13, 64]),
+    ),
     "attention, reordered": (
         graph(29, 29),
         dict(order=lambda A: np.random.default_rng(3).permutation(29)),
         (2, 1),
-        dict(bias=(2, 2), sinks=True),
+        dict(bias=(2, 2), sinks=True, is_causal=True, lengths=[20, 29]),
     ),
     "attention, other keys": (graph(11, 26), {}, (2, 2), dict(lengths=19, is_causal=True)),
 }
 
 
 def memory():
-    """Bytes of a device on 2, 4 and 8 devices, of attention over a band and global tokens."""
+    """Bytes of a device on 2, 4 and 8 devices, of attention over a band and tokens that see and
+    are seen by all."""
     D = np.abs(np.subtract.outer(np.arange(1024), np.arange(1024))) <= 3
-    D[:, [2, 700]] = True
+    D[:, [2, 700]] = D[[2, 700]] = True
     pattern = SparseArray.from_dense(D.astype(np.float32))
 
     def loss(q, k, v, A):
@@ -238,16 +271,27 @@ def result(A, out):
     return A.from_parts(out) if parts else out
 
 
-def run_case(function, ops, A, X, Y):
+def run_case(function, ops, A, X, Y, order=1):
     """A program of the gradients of a loss and of the result, of which infinities of empty rows are
-    left out."""
+    left out; of order 2 also of the gradients of the squares of those gradients."""
 
     def loss(values, X, Y):
         y = result(A, function(ops, A.with_values(values), X, Y))
         finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), y)
         return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(finite)), finite
 
-    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True)).lower(A.values, X, Y).compile()
+    first = jax.grad(loss, (0, 1, 2), has_aux=True)
+
+    def squares(*operands):
+        found, finite = first(*operands)
+        return sum(jnp.sum(x**2) for x in jax.tree.leaves(found)), (found, finite)
+
+    def both(*operands):
+        second, (found, finite) = jax.grad(squares, (0, 1, 2), has_aux=True)(*operands)
+        return found, finite, second
+
+    of = (lambda *x: (*first(*x), ())) if order == 1 else both
+    return jax.jit(of).lower(A.values, X, Y).compile()
 
 
 def sent_by(text):
@@ -258,7 +302,13 @@ def sent_by(text):
 
 def difference(got, expected):
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
-    return max(float(np.max(np.abs(np.asarray(x) - np.asarray(y)), initial=0)) for x, y in pairs)
+    each = (np.max(np.abs(np.asarray(x) - np.asarray(y)), initial=0) for x, y in pairs)
+    return float(max(each, default=0))
+
+
+def size(found):
+    """The largest number of all, at least 1."""
+    return max([1, *(float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(found))])
 
 
 def run(names):
@@ -279,19 +329,24 @@ def run(names):
 
 def run_on(name, mesh, apart):
     rng = np.random.default_rng(1)
-    for cut in cuts_of(name):
+    for order, cut in enumerate(cuts_of(name), 1):
         whole, options = CUTS[cut]
         X, Y = (jnp.asarray(rng.standard_normal((size, 4))) for size in whole.shape)
 
         def spread(v, whole=whole, options=options, A=apart[cut]):
             return parallel.partition(whole.with_values(v), A.mesh, "x", **options).values
 
-        program = run_case(cases()[name], sj, whole, X, Y)
-        (values, *dense), y = program(whole.values, X, Y)
-        expected = (spread(values), *dense), spread(y) if y.shape == values.shape else y
-        program = run_case(cases()[name], parallel, apart[cut], X, Y)
+        def of_parts(found, spread=spread):
+            return spread(found[0]), *found[1:]
+
+        program = run_case(cases()[name], sj, whole, X, Y, order)
+        found, y, second = program(whole.values, X, Y)
+        expected = of_parts(found), spread(y) if y.shape == found[0].shape else y
+        expected += (of_parts(second) if second else second,)
+        program = run_case(cases()[name], parallel, apart[cut], X, Y, order)
         A, got = apart[cut], program(apart[cut].values, X, Y)
-        row = dict(cut=cut, difference=difference(got, expected))
+        row = dict(cut=cut, order=order, difference=difference(got[:2], expected[:2]))
+        row |= dict(second=difference(got[2], expected[2]) / size(expected[2]))
         row |= dict(same=difference(got[1], expected[1]) == 0, sent=sent_by(program.as_text()))
         if A.second is None:
             row |= dict(covered=[A._covered(n, jnp.float64) for n in (3, 19)])
@@ -359,7 +414,11 @@ def run_attention(name, mesh):
     sent = sent_by(text)
     shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)}
     long = sorted(x for x in shapes if len(x) == 4 and x[1] >= S)
-    yield dict(difference=found, sent=sent, long=long, rows=apart.exchange.sent_by)
+    some = apart.global_rows
+    row = dict(difference=found, sent=sent, long=long, rows=apart.exchange.sent_by)
+    if some is not None:
+        row |= dict(queries=sum(some.queries.to_all), rows=some.exchange.sent_by)
+    yield row
 
 
 if __name__ == "__main__":

@@ -407,6 +407,15 @@ def test_vectors_and_blocks_stay_together(mesh, format, unit):
     assert parallel.partition(ragged, mesh, "x").format == CSR
 
 
+@pytest.mark.parametrize("format, rows", [(CVS(8), 4), (BCSR(8, 3), 4), (BCSR(3, 8), 3)], ids=str)
+def test_even_parts_have_shorter_vectors(mesh, format, rows):
+    """Twelve rows each, so that arrays that are split evenly stay where they are."""
+    D, B = graph(24, 24), np.random.default_rng(1).standard_normal((24, 2))
+    A = parallel.partition(SparseArray.from_dense(D, format=format), mesh, "x", rows="even")
+    assert A.format == CVS(rows) and A.row_bounds == (0, 12, 24)
+    np.testing.assert_allclose(A @ B, loops(D, B), rtol=1e-12, atol=1e-12)
+
+
 def test_parts_of_their_own(mesh):
     """from_parts gives what partition does, from rows that nobody has together."""
     D = graph().astype(np.float32)
