@@ -20,6 +20,7 @@ from sgap_jax.primitives.gspmm import gspmm
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.primitives.spgemm import spgemm
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import (
     AtomicParallelism,
@@ -250,6 +251,28 @@ def _greatest() -> Case:
     return Case("top_k", "float32", None, run, expected, 0)
 
 
+def _products(dtype: str) -> Case:
+    """A A^T at a mask, and in a capacity, whose structure is found by launches too."""
+
+    def run(schedule: Schedule | None) -> tuple:
+        A = _array(dtype, CSR)
+        masked = spgemm(A, A.T, mask=_array(dtype, CSR)[:, :ROWS], schedule=schedule)
+        whole = jax.jit(lambda A: spgemm(A, A.T, nse=ROWS * ROWS, schedule=schedule))(A)
+        return masked.values, whole.values, whole.row_offsets, whole.column_indices
+
+    def expected() -> tuple:
+        dense = _matrix(CSR)
+        product = dense @ dense.T
+        stored = (dense != 0) @ (dense != 0).T
+        rows, columns = np.nonzero(stored)
+        padding = (0, ROWS * ROWS - len(rows))
+        values, columns = (np.pad(x, padding) for x in (product[rows, columns], columns))
+        offsets = np.searchsorted(rows, np.arange(ROWS + 1))
+        return product[np.nonzero(dense[:, :ROWS])], values, offsets, columns
+
+    return Case("spgemm", dtype, None, run, expected, 0)
+
+
 def cases() -> Iterator[Case]:
     """All calls, those of the most used families first."""
     row = AtomicParallelism(row=1, col=4)
@@ -288,3 +311,5 @@ def cases() -> Iterator[Case]:
             yield _on_rows(op, schedule)
         yield _broadcast(schedule)
     yield _greatest()
+    for dtype in ("float32", "bfloat16"):
+        yield _products(dtype)

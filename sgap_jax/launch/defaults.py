@@ -10,7 +10,8 @@ For column vectors of 2, 4, 8 and 16 rows: spmm, its transpose (for whole vector
 one column or with 64 and more, a multiple of what one load brings, and block rows of some 32
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
 64 and 128 features, each with its own keys, and enough rows to fill a device. All other
-combinations are too many. Selections of the greatest scores have one kernel for each dtype.
+combinations are too many. Selections of the greatest scores, and products of two sparse matrices,
+have one kernel for each dtype.
 
 Imports no JAX: the build runs this module before the package can be imported.
 """
@@ -28,6 +29,7 @@ from sgap_jax.launch import gspmm as gspmm_cuda
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
+from sgap_jax.launch import spgemm as spgemm_cuda
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch import top_k as top_k_cuda
 from sgap_jax.launch.kernel_call import KernelCall
@@ -70,7 +72,8 @@ OF_SCORES: dict[str, Callable[..., KernelCall]] = {
     "top_k_select": top_k_cuda.select_plan,
     "top_k_write": top_k_cuda.write_plan,
 }
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES)
+_PRODUCT = "spgemm"  # of two sparse matrices: its values and its structure
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -130,6 +133,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
         made = _attention_calls(OF_ATTENTION[name])
     elif name in OF_SCORES:
         made = (OF_SCORES[name](dtype, (1, _ROWS, _ROWS), 256) for dtype in DTYPES)
+    elif name == _PRODUCT:
+        made = _product_calls()
     else:
         made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}
@@ -147,6 +152,14 @@ def _point_calls(name: str) -> Iterator[KernelCall]:
 def _vector_calls(op: str) -> Iterator[KernelCall]:
     for problem in vector_problems(op):
         yield LAUNCH_PLANS[op][1](problem, choose_schedule(problem))
+
+
+def _product_calls() -> Iterator[KernelCall]:
+    shape, entries = (_ROWS,) * 3, (16 * _ROWS,) * 2
+    for dtype in DTYPES:
+        yield spgemm_cuda.launch_plan(dtype, _ROWS, (*entries, 16 * _ROWS))
+    yield spgemm_cuda.count_plan(shape, entries, 1)
+    yield spgemm_cuda.indices_plan(shape, entries, 16 * _ROWS, 1)
 
 
 def _attention_calls(plan: Callable[..., KernelCall]) -> Iterator[KernelCall]:

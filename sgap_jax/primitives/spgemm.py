@@ -1,7 +1,7 @@
 """SpGEMM: the product of two sparse matrices, with a sparse result."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.formats.stored import CheckedLevel, StoredArray
+from sgap_jax.launch.spgemm import global_slots, launch_plan, row_sizes, slots_of_block
+from sgap_jax.primitives._batch import plain_lowering, structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -22,12 +24,22 @@ from sgap_jax.primitives._define import (
     ffi_lowering,
     is_linear_operand,
     joint_batch,
+    launch_lowering,
     out_aval,
     row_of_entry,
     structure,
 )
 from sgap_jax.primitives._vectors import as_listed, by_rows
+from sgap_jax.primitives.spgemm_pattern import (
+    Rows,
+    by_size,
+    column_indices,
+    each_product,
+    pattern_in_capacity,
+    row_offsets,
+)
 from sgap_jax.schedules import Reference, Schedule
+from sgap_jax.schedules.families import failing, warn_once
 
 _OP = "spgemm"
 
@@ -60,7 +72,7 @@ def spgemm(
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO or CSF. Numbers of any dtype: float32, float64, bfloat16 and
-        float16 have kernels on the CPU, others and other platforms run in plain JAX.
+        float16 have kernels on the CPU and on CUDA; others and other platforms run in plain JAX.
       B: sparse [k, n], likewise.
       mask: sparse [m, n], likewise; its values are not read.
       plan: as mask.
@@ -70,8 +82,8 @@ def spgemm(
     Returns:
       C [m, n] in the promoted dtype of A and B: with the structure and format of `mask` or `plan`,
       else in CSR, or in CSC if both are CSC; columns ascend in each row. Sums are carried in
-      float32 (float64 for float64) in the order of A's entries, and rounded once: on the CPU the
-      same bits for any number of threads.
+      float32 (float64 for float64) in the order of A's entries, and rounded once: the same
+      bits on the CPU, for any number of threads, and on CUDA.
 
     Raises:
       TypeError: A, B, mask or plan is not a SparseArray.
@@ -85,7 +97,8 @@ def spgemm(
     """
     _check(A, B)
     schedule = check_schedule(_OP, schedule)
-    if schedule is not None and not isinstance(schedule, Reference):
+    inner = None if schedule is None else schedule._inner
+    if inner is not None and not isinstance(inner, Reference):
         raise NotImplementedError(f"{_OP}: expected schedule=Reference() or None, got {schedule}")
     given = {name: x for name, x in (("mask", mask), ("plan", plan), ("nse", nse)) if x is not None}
     if len(given) > 1:
@@ -95,7 +108,8 @@ def spgemm(
         found = _at_once(A, B) if schedule is None and nse is None else None
         if found is not None:
             return found
-        return _sampled(A, B, spgemm_plan(A, B, nse=nse), schedule, complete=nse is None)
+        made = _plan(A, B, nse, schedule if inner is None else None)
+        return _sampled(A, B, made, schedule, complete=nse is None)
     name = "mask" if plan is None else "plan"
     _check_matrix(name, pattern)
     if pattern.shape != (A.shape[0], B.shape[1]):
@@ -122,8 +136,14 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
       TypeError, ValueError, NotImplementedError: as `spgemm`.
     """
     _check(A, B)
+    return _plan(A, B, nse, None)
+
+
+def _plan(
+    A: SparseArray, B: SparseArray, nse: int | None, schedule: Schedule | None
+) -> SparseArray:
     if A.format == B.format == CSC:
-        return spgemm_plan(B.T, A.T, nse=nse).T
+        return _plan(B.T, A.T, nse, schedule).T
     nse = None if nse is None else checks.check_count(nse, "nse", _OP)
     checks.check_nnz(nse or 0, f"{_OP}: nse")
     dtype = jnp.result_type(A.values, B.values)
@@ -136,7 +156,9 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
                 f"{_OP}: the structure of A or B is traced, so that of A B is not known; pass a "
                 "plan, made by spgemm_plan(A, B) outside of jit, a mask, or a capacity nse"
             )
-        offsets, indices = _pattern(*arrays, columns=shape[1], nse=nse)
+        offsets, indices = pattern_in_capacity(
+            *arrays, columns=shape[1], nse=nse, schedule=schedule
+        )
         transposed = structures.transpose_structure(offsets, indices, shape[1])
         fields = structures.as_fields(((), (offsets, indices)), transposed, checked=False)
     else:
@@ -173,7 +195,7 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
     host = jax.local_devices(backend="cpu")[0]
     with structures.concrete(), jax.default_device(host):
         arrays = tuple(jnp.asarray(np.asarray(x)) for x in arrays)
-        offsets = _offsets(*arrays, columns=columns)
+        offsets = row_offsets(*arrays, columns=columns)
         count = int(offsets[-1])
         if count == checks.INT32_MAX:
             raise ValueError(f"{_OP}: A B has {count} entries or more; index arrays are int32")
@@ -181,7 +203,7 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
             raise ValueError(
                 f"{_OP}: nse: expected at least {count}, the number of entries of A B, got {nse}"
             )
-        indices = _indices(*arrays, offsets, columns=columns, nse=count)
+        indices = column_indices(*arrays, offsets, columns=columns, nse=count)
         fields: dict[str, Any] = {
             "index_arrays": ((), CheckedLevel(offsets, indices)),
             "transposed": direct.later_transpose(offsets, indices, columns),
@@ -192,61 +214,6 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
             padded = capacity.padded(fields | {"values": jnp.zeros(count)}, nse, _OP)
             fields = {name: padded[name] for name in fields}
         return fields, count if nse is None else nse
-
-
-def _offsets(*arrays: Any, columns: int) -> Any:
-    """Row offsets of A B, which end at 2^31 - 1 if there are as many entries or more."""
-    like = jax.ShapeDtypeStruct(arrays[0].shape, jnp.int32)
-    call = jax.ffi.ffi_call("sgap_spgemm_offsets_v1", like, vmap_method="sequential")
-    return structures.varying_like(call(*arrays, columns=np.int64(columns)), *arrays)
-
-
-def _indices(*arrays: Any, columns: int, nse: int) -> Any:
-    """Column indices of A B, of as many entries as the offsets (the last operand) have room for."""
-    like = jax.ShapeDtypeStruct((nse,), jnp.int32)
-    call = jax.ffi.ffi_call("sgap_spgemm_indices_v1", like, vmap_method="sequential")
-    return structures.varying_like(call(*arrays, columns=np.int64(columns)), *arrays)
-
-
-def _pattern(*arrays: Any, columns: int, nse: int) -> tuple[Any, Any]:
-    """Offsets and indices of A B in a capacity; the last offset counts what does not fit too."""
-
-    def kernels(*arrays: Any) -> tuple[Any, Any]:
-        offsets = _offsets(*arrays, columns=columns)
-        return offsets, _indices(*arrays, offsets, columns=columns, nse=nse)
-
-    def plain(*arrays: Any) -> tuple[Any, Any]:
-        # Through a dense [m, n] array of flags.
-        rows, inner = arrays[0].shape[0] - 1, arrays[2].shape[0] - 1
-        a, b = Rows(*arrays[:2]).well_formed(inner), Rows(*arrays[2:]).well_formed(columns)
-        row = row_of_entry(a.offsets, a.indices.shape[0])
-
-        def mark(flags: Any, entry: Any, column: Any) -> Any:
-            return flags.at[jnp.where(column < 0, rows, row), column].set(True, mode="drop")
-
-        flags = _each_product(a, b, mark, jnp.zeros((rows, columns), bool))
-        shape = rows, columns
-        fields = capacity.of_dense(flags, shape=shape, format=CSR, nse=nse)
-        return tuple(fields["index_arrays"][1])
-
-    return jax.lax.platform_dependent(*arrays, cpu=kernels, default=plain)
-
-
-class Rows(NamedTuple):
-    """Index arrays of a matrix by rows, and of its transpose."""
-
-    offsets: Any
-    indices: Any
-    transposed_offsets: Any = None
-    transposed_indices: Any = None
-    permutation: Any = None
-
-    def transpose(self) -> "Rows":
-        inverse = structures.invert_permutation(self.permutation)
-        return Rows(*self[2:4], *self[:2], inverse)
-
-    def well_formed(self, size: int) -> "Rows":
-        return Rows(*structures.well_formed(self.offsets, self.indices, size), *self[2:])
 
 
 def _by_rows(A: SparseArray) -> tuple[Any, Rows]:
@@ -316,23 +283,6 @@ def _abstract_eval(
     return out_aval(a, (batch, *of_c.indices.shape), a.dtype)
 
 
-def _each_product(a: Rows, b: Rows, step: Any, state: Any) -> Any:
-    """Folds `state = step(state, entry, column)` over the entries of the rows of B that A's entries
-    meet: arrays [entries of A], the t-th entry of each row at the t-th step. `column` is -1 where a
-    row has no more."""
-    if 0 in (*a.indices.shape, *b.indices.shape):
-        return state
-    row, last = jnp.maximum(a.indices, 0), b.indices.shape[0] - 1
-    begin = b.offsets[row]
-    count = jnp.where(a.indices < 0, 0, b.offsets[row + 1] - begin)
-
-    def body(t: Any, state: Any) -> Any:
-        entry = jnp.minimum(begin + t, last)
-        return step(state, entry, jnp.where(t < count, b.indices[entry], -1))
-
-    return jax.lax.fori_loop(0, jnp.max(count), body, state)
-
-
 class _Places:
     """Finds entries of a pattern, whose columns may be in any order and repeated."""
 
@@ -386,7 +336,7 @@ def _reference(
 
     zeros = jnp.zeros((batch, count), wide), jnp.zeros(m, bool)
     state = tuple(structures.varying_like(x, a, b, *arrays) for x in zeros)
-    sums, missing = _each_product(left, right, step, state)
+    sums, missing = each_product(left, right, step, state)
     own_row, own_column = jnp.minimum(places.rows, m - 1), places.columns
     first, _ = places.first(own_row, own_column)  # entries of one place have one sum
     part = (own_column >= 0) & (places.rows < m)
@@ -412,6 +362,50 @@ def _cpu(
     return ffi_lowering(
         "sgap_spgemm_csr_v1", ctx, operands, columns=np.int64(shape[2]), complete=complete
     )
+
+
+def _cuda(
+    ctx: Any,
+    a: Any,
+    b: Any,
+    *arrays: Any,
+    shape: tuple[int, int, int],
+    complete: bool,
+    schedule: Schedule | None,
+) -> Any:
+    aval, bval, *others = ctx.avals_in
+    entries = tuple(rows.indices.shape[0] for rows in _split(others))
+    dtype = aval.dtype.name
+    every = (*shape, *entries, joint_batch(aval.shape[0], bval.shape[0]))
+    symbolic = any(jax.export.is_symbolic_dim(n) for n in every)
+    if schedule is not None or symbolic or dtype not in direct.KERNEL_DTYPES:
+        return None
+    # Several structures: one after the other.
+    if 0 in every or structures_of_lowering() > 1:
+        return None
+    if (why := failing().get(_OP)) is not None:
+        warn_once(_OP, why, "sparse products run in plain JAX")
+        return None
+    slots = slots_of_block(dtype)
+    (out,), int32 = ctx.avals_out, others[0]
+    count = global_slots(entries[2], shape[2], slots)
+    tables = [int32.update(shape=(count,)), out.update(shape=(count,), dtype=accumulator(dtype))]
+
+    def prepared(*arrays: Any) -> tuple:
+        a, b, c = (
+            x.well_formed(n)
+            for x, n in zip(_split(arrays), shape[1:2] + 2 * shape[2:], strict=True)
+        )
+        stored = jnp.minimum(jnp.diff(c.offsets), shape[2])
+        return *a[:2], *b[:2], *c[:2], *by_size(a, b, stored, row_sizes(slots))
+
+    valid = plain_lowering(prepared, True, ctx.replace(avals_in=others), arrays)
+    avals = [x for rows in _split(others) for x in rows[:2]]
+    avals += [int32.update(shape=(n,)) for n in (shape[0], len(row_sizes(slots).entries) + 1)]
+    call = launch_plan(
+        dtype, shape[0], entries, batches=(aval.shape[0], bval.shape[0]), complete=complete
+    )
+    return launch_lowering(ctx, call, [a, b, *valid], [aval, bval, *avals], [out, *tables])[:1]
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -455,6 +449,7 @@ spgemm_p = define(
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
+    cuda=_cuda,
     jvp=_jvp,
     transpose=_transpose,
 )

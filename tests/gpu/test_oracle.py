@@ -28,6 +28,7 @@ from sgap_jax import (
     sddmm,
     select,
     sparse_softmax,
+    spgemm,
 )
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
@@ -175,6 +176,17 @@ def test_top_k(dtype):
         scores = cast(scores_of(kind, m, n), dtype)
         A = select.top_k(scores, k, schedule=on_gpu())
         same([A.values, A.row_offsets, A.column_indices], expected(scores, k), f"{kind}, {m} x {n}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_spgemm(dtype):
+    """The bits of the CPU's kernel, at a plan and at a mask."""
+    for name in some(BATTERY):
+        A = array(BATTERY[name], dtype)
+        C = A @ A.T
+        for how in ({"plan": C}, {"mask": A[:, : A.shape[0]]} if A.shape[0] <= A.shape[1] else {}):
+            found = spgemm(A, A.T, **how, schedule=on_gpu())
+            np.testing.assert_array_equal(found.values, spgemm(A, A.T, **how).values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

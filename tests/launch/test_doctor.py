@@ -541,7 +541,7 @@ def test_the_cases_have_right_answers_and_notice_wrong_ones():
         first = np.asarray(results[0], np.float64)
         off = np.where(np.isfinite(first), first + 1, 0)
         assert "is right" in case.wrong((off, *results[1:])), case.family
-    assert len(families) > 15 and {"spmm octet", "attention rows", "top_k"} <= families
+    assert len(families) > 15 and {"spmm octet", "attention rows", "top_k", "spgemm"} <= families
 
 
 @pytest.mark.tier("all")

@@ -143,6 +143,11 @@ def cases():
             square,
             (like(square), like(square)),
         ),
+        "spgemm in a capacity": Case(
+            lambda A, v, w: spgemm(A.with_values(v), A.with_values(w), nse=M * 256).values,
+            square,
+            (like(square), like(square)),
+        ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }
 

@@ -46,7 +46,8 @@ LAUNCHES = {
     "attention in three steps": (3, 8),
     "einsum": (1, 4),
     "einsum with a schedule": (1, 3),
-    "spgemm": (0, 0),
+    "spgemm": (1, 3),
+    "spgemm in a capacity": (3, 5),
     "top_k": (2, 2),
 }
 COLLECTIVES = {
@@ -55,7 +56,7 @@ COLLECTIVES = {
     "attention": ({}, {}),  # heads
 }
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
-PLAIN = ("spgemm", "top_k")
+PLAIN = ("spgemm", "spgemm in a capacity", "top_k")
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
 SCATTERS = {"spmm blocks": 2}
 
