@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from sgap_jax import graphs as graphs
 from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
@@ -36,6 +37,7 @@ from sgap_jax.formats.reorder import fill_in as fill_in
 from sgap_jax.formats.row_statistics import RowStatistics as RowStatistics
 from sgap_jax.formats.structure import computed_with as _computed_with
 from sgap_jax.launch.failures import failing_here as _failing_here
+from sgap_jax.primitives.aggregate import aggregate as aggregate
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.einsum import explain_einsum as explain_einsum

@@ -1,8 +1,10 @@
 // Messages along the entries p of row r, and what a row keeps of them. Entry p has the position
 // q(p) in the values and the message x[b, indices[p], :] * values[b, q(p)], or the sum of the two.
+// Values are scalars, or vectors of n columns, which combine with x column by column.
 //
 //   extremum:    y[b, r, :] is the greatest (least) message, arg[b, r, :] the position of the first
 //                entry that attains it; 0 and -1 in a row without entries
+//   kSumProduct: y[b, r, :] is the sum of the products; of values that are vectors
 //   kArgGather:  y[b, r, :] is the sum of the products of those entries p for which
 //                given_arg[b, indices[p], :], the arg of an extremum, is q(p)
 #pragma once
@@ -14,12 +16,13 @@
 
 namespace sgap {
 
-enum class Fold : uint8_t { kMaxProduct, kMinProduct, kMaxSum, kMinSum, kArgGather };
+enum class Fold : uint8_t { kMaxProduct, kMinProduct, kMaxSum, kMinSum, kSumProduct, kArgGather };
 
 struct GspmmArgs : RowTasks {
   Dtype dtype;
   Fold fold;
-  const void* values;          // [batch or 1, nnz]
+  bool vectors;                // whether values are vectors
+  const void* values;          // [batch or 1, nnz], or [batch or 1, nnz, n]
   const int32_t* offsets;      // [m + 1]
   const int32_t* indices;      // [nnz]
   const int32_t* permutation;  // [nnz], or null: q(p) = p

@@ -1,4 +1,5 @@
-// FFI targets sgap_gspmm_csr_v1 and, for its derivatives, the gathers sgap_gspmm_arg_gather_csr_v1,
+// FFI targets sgap_gspmm_csr_v1, sgap_gspmm_vectors_csr_v1 (of values that are vectors) and, for
+// the derivatives of the first, the gathers sgap_gspmm_arg_gather_csr_v1,
 // sgap_gspmm_arg_gather_to_x_csr_v1 and sgap_gspmm_arg_gather_to_values_csr_v1.
 #include <algorithm>
 #include <memory>
@@ -38,13 +39,15 @@ struct GspmmCall {
 
 std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                        ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
-                       int64_t chunk_nonzeros) {
+                       int64_t chunk_nonzeros, bool vectors = false) {
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
   std::string error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return error;
-  if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  error = vectors ? Mismatch("values", values, type, {kAnySize, kAnySize, x.dimensions()[2]})
+                  : Mismatch("values", values, type, {kAnySize, kAnySize});
+  if (!error.empty()) return error;
   if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
   if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
   const int64_t nnz = values.dimensions()[1];
@@ -86,6 +89,7 @@ GspmmArgs Operands(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer x, ffi::AnyB
   GspmmArgs args = {};
   SetOperands(values, x, y, args);
   args.fold = fold;
+  args.vectors = values.dimensions().size() == 3;
   args.nnz = values.dimensions()[1];
   AdviseHugePages(args.y, y.size_bytes());
   return args;
@@ -99,25 +103,46 @@ ffi::Future Run(const Pool& pool, const GspmmArgs& args, const Structure& struct
                         });
 }
 
-ffi::Future GspmmHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets, IndexArray indices,
-                         IndexArray permutation, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
-                         ffi::Result<ffi::AnyBuffer> arg, bool add, bool minimum,
-                         int64_t chunk_nonzeros) {
-  std::string error = CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros);
+ffi::Future RunGspmm(const Pool& pool, Fold fold, bool vectors, ffi::AnyBuffer values,
+                     ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
+                     ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                     ffi::Result<ffi::AnyBuffer> arg, int64_t chunk_nonzeros) {
+  std::string error =
+      CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros, vectors);
   if (!error.empty()) return Failed("gspmm: " + error);
   const int64_t batch = y->dimensions()[0], m = y->dimensions()[1], n = y->dimensions()[2];
-  const bool positions = arg->element_count() > 0;
+  const bool positions = fold != Fold::kSumProduct && (vectors || arg->element_count() > 0);
   if (positions) error = Mismatch("arg", *arg, ffi::S32, {batch, m, n});
   if (!error.empty()) return Failed("gspmm: " + error);
   if (batch == 0 || m == 0 || n == 0) return Finished();
-  const Fold fold = add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
-                        : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
   GspmmArgs args = Operands(fold, values, x, *y);
   if (positions) {
     args.arg = Ints(*arg);
     AdviseHugePages(args.arg, arg->size_bytes());
   }
   return Run(pool, args, StructureOf(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
+}
+
+Fold ExtremumOf(bool add, bool minimum) {
+  return add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
+             : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
+}
+
+ffi::Future GspmmHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets, IndexArray indices,
+                         IndexArray permutation, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                         ffi::Result<ffi::AnyBuffer> arg, bool add, bool minimum,
+                         int64_t chunk_nonzeros) {
+  return RunGspmm(pool, ExtremumOf(add, minimum), /*vectors=*/false, values, offsets, indices,
+                  permutation, x, y, arg, chunk_nonzeros);
+}
+
+ffi::Future GspmmVectorsHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                                IndexArray indices, IndexArray permutation, ffi::AnyBuffer x,
+                                ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> arg,
+                                bool sum, bool add, bool minimum, int64_t chunk_nonzeros) {
+  if (sum && (add || minimum)) return Failed("gspmm: expected products where they are summed");
+  return RunGspmm(pool, sum ? Fold::kSumProduct : ExtremumOf(add, minimum), /*vectors=*/true,
+                  values, offsets, indices, permutation, x, y, arg, chunk_nonzeros);
 }
 
 ffi::Future GspmmArgGatherToXHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
@@ -245,6 +270,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmFfi, EachStructure<GspmmHandler>::Call,
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Ret<ffi::AnyBuffer>()  // arg [batch, m, n] or [0]
+                                  .Attr<bool>("add")
+                                  .Attr<bool>("minimum")
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmVectorsFfi, EachStructure<GspmmVectorsHandler>::Call,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz, n]
+                                  .Arg<IndexArray>()      // offsets [m + 1]
+                                  .Arg<IndexArray>()      // indices [nnz]
+                                  .Arg<IndexArray>()      // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Ret<ffi::AnyBuffer>()  // arg [batch, m, n], of a sum [0]
+                                  .Attr<bool>("sum")
                                   .Attr<bool>("add")
                                   .Attr<bool>("minimum")
                                   .Attr<int64_t>("chunk_nonzeros"));

@@ -43,18 +43,20 @@ enum class Taking { kFirst, kFast, kExactly };
 
 // The greatest message (the least with kMin) and, with kPositions, where the first of these is; a
 // NaN is greater and less than every number.
-template <typename T, bool kAdd, bool kMin, bool kPositions>
+template <typename T, bool kAdd, bool kMin, bool kPositions, bool kOfVectors>
 struct ExtremumFold {
   using Number = T;
   using Messages = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kGathers = false, kNotes = kPositions;
+  static constexpr bool kGathers = false, kSums = false, kNotes = kPositions;
+  static constexpr bool kVectorValues = kOfVectors;
 
   Messages kept = {};
   Positions at = Positions{} - 1;
   Messages check = {};  // NaN once a message was NaN or infinite
 
-  static Messages Message(Accumulator<T> value, Messages x) {
+  template <typename Value>  // a scalar, or one for each column
+  static Messages Message(Value value, Messages x) {
     if constexpr (kAdd) {
       return x + value;
     } else {
@@ -67,8 +69,8 @@ struct ExtremumFold {
     at = Positions{} - 1;
   }
 
-  template <Taking kTaking>
-  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Messages x) {
+  template <Taking kTaking, typename Value>
+  SGAP_INLINE void Take(Value value, Lane<T> position, Messages x) {
     ExtremumFold other;
     other.kept = Message(value, x);
     other.at = Positions{} + position;
@@ -101,13 +103,32 @@ struct ExtremumFold {
   }
 };
 
+// The sum of value * x, values being vectors; of scalars it is spmm.
+template <typename T>
+struct SumFold {
+  using Number = T;
+  using Sums = Vector<Accumulator<T>, kLanes<T>>;
+  static constexpr bool kGathers = false, kSums = true, kNotes = false, kVectorValues = true;
+
+  Sums kept = {};
+
+  void Start() { kept = Sums{}; }
+
+  template <Taking kTaking>
+  SGAP_INLINE void Take(Sums value, Lane<T>, Sums x) {
+    kept += value * x;
+  }
+
+  void Merge(const SumFold& other) { kept += other.kept; }
+};
+
 // The sum of value * x over the entries that attained the extremum (an arg-extremum gather).
 template <typename T>
 struct ArgGatherFold {
   using Number = T;
   using Sums = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kGathers = true, kNotes = false;
+  static constexpr bool kGathers = true, kSums = true, kNotes = false, kVectorValues = false;
 
   Sums kept = {};
 
@@ -144,7 +165,7 @@ struct Operands {
   size_t column;
   int64_t last_entry;
   int tail;  // columns of a part of a vector
-  bool prefetch;
+  bool prefetch, prefetch_values;
 
   Operands(const GspmmArgs& args, int64_t batch)
       : values(static_cast<const T*>(args.values) + batch * args.values_stride),
@@ -160,7 +181,9 @@ struct Operands {
         column(0),
         last_entry(args.nnz - 1),
         tail(0),
-        prefetch(args.k * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
+        prefetch(args.k * args.n * int64_t(sizeof(T)) > kPrefetchBytes),
+        prefetch_values(args.vectors && permutation &&
+                        args.nnz * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
 };
 
 // Whole vectors of columns, or a part of one (kTail). A row's fold stays in registers only if all
@@ -185,25 +208,46 @@ struct Block {
     }
   }
 
+  static void PrefetchValues(const Operands<T>& at, int64_t p) {
+    const int64_t ahead =
+        p + kPrefetchEntries < at.last_entry ? p + kPrefetchEntries : at.last_entry;
+    const T* values = at.values + size_t(at.permutation[ahead]) * at.stride + at.column;
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) Prefetch(values + i * kSize);
+  }
+
+  SGAP_INLINE static void LoadRow(const Operands<T>& at, const T* source, Row* x) {
+    if constexpr (kApart) {
+      LoadApart<T, kSize, kVectors>(source, x);
+    } else {
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) x[i] = LoadCount(source + i * kSize, Count(at));
+    }
+  }
+
   template <Taking kTaking>
   SGAP_INLINE static void Entry(const Operands<T>& at, int64_t p, F* folds) {
     const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
-    const Accumulator<T> value = LoadScalar(at.values + position);
     const size_t row = size_t(at.indices[p]) * at.stride + at.column;
     Row x[kVectors];
-    if constexpr (kApart) {
-      LoadApart<T, kSize, kVectors>(at.x + row, x);
+    LoadRow(at, at.x + row, x);
+    if constexpr (F::kVectorValues) {
+      Row values[kVectors];
+      LoadRow(at, at.values + size_t(position) * at.stride + at.column, values);
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) {
+        folds[i].template Take<kTaking>(values[i], position, x[i]);
+      }
     } else {
+      const Accumulator<T> value = LoadScalar(at.values + position);
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) x[i] = LoadCount(at.x + row + i * kSize, Count(at));
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      if constexpr (F::kGathers) {
-        const auto attaining = LoadPositions<T>(at.given_arg + row + i * kSize, Count(at));
-        folds[i].Take(value, position, x[i], attaining);
-      } else {
-        folds[i].template Take<kTaking>(value, position, x[i]);
+      for (int i = 0; i < kVectors; ++i) {
+        if constexpr (F::kGathers) {
+          const auto attaining = LoadPositions<T>(at.given_arg + row + i * kSize, Count(at));
+          folds[i].Take(value, position, x[i], attaining);
+        } else {
+          folds[i].template Take<kTaking>(value, position, x[i]);
+        }
       }
     }
   }
@@ -213,9 +257,10 @@ struct Block {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) folds[i].Start();
     int64_t p = begin;
-    if (!F::kGathers && p < end) Entry<Taking::kFirst>(at, p++, folds);
+    if (!F::kSums && p < end) Entry<Taking::kFirst>(at, p++, folds);
     for (; p < end; ++p) {
       if (at.prefetch) PrefetchRow(at, p);
+      if (F::kVectorValues && at.prefetch_values) PrefetchValues(at, p);
       Entry<kTaking>(at, p, folds);
     }
   }
@@ -255,7 +300,7 @@ struct Block {
         StoreTo(at, r, folds, at.y, at.arg);
       }
     }
-    if constexpr (F::kGathers) {
+    if constexpr (F::kSums) {
       return false;
     } else {
       auto check = folds[0].check;
@@ -321,7 +366,7 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
   ForBlocks<F, kMaxVectors>(args, batch, [&](auto tag, const auto& at) {
     again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
   });
-  if constexpr (!F::kGathers) {
+  if constexpr (!F::kSums) {
     if (again) {
       ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
         decltype(tag)::type::template Run<Taking::kExactly>(at, args.offsets, rows);
@@ -335,10 +380,12 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
 
 template <typename T, bool kAdd, bool kMin>
 void ExtremumTask(const GspmmArgs& args, int64_t task) {
-  if (args.arg) {
-    GspmmTask<ExtremumFold<T, kAdd, kMin, true>>(args, task);
+  if (args.vectors) {  // with positions: one program serves both
+    GspmmTask<ExtremumFold<T, kAdd, kMin, true, true>>(args, task);
+  } else if (args.arg) {
+    GspmmTask<ExtremumFold<T, kAdd, kMin, true, false>>(args, task);
   } else {
-    GspmmTask<ExtremumFold<T, kAdd, kMin, false>>(args, task);
+    GspmmTask<ExtremumFold<T, kAdd, kMin, false, false>>(args, task);
   }
 }
 
@@ -422,6 +469,8 @@ void Gspmm(const GspmmArgs& args, int64_t task) {
         return ExtremumTask<T, true, false>(args, task);
       case Fold::kMinSum:
         return ExtremumTask<T, true, true>(args, task);
+      case Fold::kSumProduct:
+        return GspmmTask<SumFold<T>>(args, task);
       case Fold::kArgGather:
         return GspmmTask<ArgGatherFold<T>>(args, task);
     }

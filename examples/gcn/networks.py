@@ -1,7 +1,8 @@
-"""The two networks: GCN (Kipf and Welling, ICLR 2017) and GAT (Velickovic et al., ICLR 2018).
+"""The networks: GCN (Kipf and Welling, ICLR 2017), GAT (Velickovic et al., ICLR 2018), GraphSAGE
+(Hamilton et al., NeurIPS 2017), GIN (Xu et al., ICLR 2019) and GATv2 (Brody et al., ICLR 2022).
 
-Both take the words as a sparse matrix, as stored: the first product is a sparse one, and dropout of
-the input draws a random number for each stored word only.
+The first two take the words as a sparse matrix, as stored: the first product is a sparse one, and
+dropout of the input draws a random number for each stored word only.
 """
 
 from __future__ import annotations
@@ -46,3 +47,50 @@ class GAT(nnx.Module):
 
     def __call__(self, graph: SparseArray, features: SparseArray):
         return self.second(graph, jax.nn.elu(self.first(graph, features)))
+
+
+class Dense(nnx.Module):
+    """Two layers on the words as a dense matrix, with dropout of what each reads."""
+
+    def __init__(self, first: nnx.Module, second: nnx.Module, rate: float, rngs: nnx.Rngs):
+        self.first, self.second = first, second
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+    @staticmethod
+    def prepare(graph: SparseArray) -> SparseArray:
+        return graph
+
+    def __call__(self, graph: SparseArray, features: SparseArray):
+        x = jax.nn.relu(self.first(graph, self.dropout(features.todense())))
+        return self.second(graph, self.dropout(x))
+
+
+class SAGE(Dense):
+    """Means of neighbours: 64 features, dropout 0.5."""
+
+    def __init__(self, words: int, classes: int, *, hidden: int = 64, rngs: nnx.Rngs):
+        first = nn.SAGEConv(words, hidden, rngs=rngs)
+        super().__init__(first, nn.SAGEConv(hidden, classes, rngs=rngs), 0.5, rngs)
+
+
+class GIN(Dense):
+    """Sums of neighbours, each layer with one matrix; the words of a paper sum to one."""
+
+    def __init__(self, words: int, classes: int, *, hidden: int = 64, rngs: nnx.Rngs):
+        first = nn.GINConv(nnx.Linear(words, hidden, rngs=rngs), train_eps=True)
+        second = nn.GINConv(nnx.Linear(hidden, classes, rngs=rngs), train_eps=True)
+        super().__init__(first, second, 0.5, rngs)
+
+
+class GATv2(Dense):
+    """Eight heads of eight features, then one head, as GAT."""
+
+    def __init__(self, words: int, classes: int, *, hidden: int = 8, rngs: nnx.Rngs):
+        options = dict(dropout_rate=0.6, share_weights=True, rngs=rngs)
+        first = nn.GATv2Conv(words, hidden, heads=8, **options)
+        second = nn.GATv2Conv(8 * hidden, classes, concat=False, **options)
+        super().__init__(first, second, 0.6, rngs)
+
+    @staticmethod
+    def prepare(graph: SparseArray) -> SparseArray:
+        return nn.add_self_loops(graph)

@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from citations import Citations
 from flax import nnx
-from networks import GAT, GCN
+from networks import GAT, GCN, GIN, SAGE, GATv2
 from tqdm import tqdm
 
 
@@ -43,6 +43,9 @@ class Recipe:
 RECIPES = {
     "gcn": Recipe(GCN, 0.01, ("first",), 200, None),
     "gat": Recipe(GAT, 0.005, ("first", "second"), 1000, 100),
+    "sage": Recipe(SAGE, 0.01, ("first",), 200, None),
+    "gin": Recipe(GIN, 0.01, ("first",), 200, None),
+    "gatv2": Recipe(GATv2, 0.005, ("first", "second"), 1000, 100),
 }
 CHUNK = 20  # epochs in one call
 

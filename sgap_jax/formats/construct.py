@@ -97,6 +97,15 @@ def _stable_order(keys: np.ndarray, size: int, order: np.ndarray | None) -> np.n
     return np.asarray(one_row.tocsc().data)
 
 
+def lexicographic_order(levels: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
+    """The stable order of entries by their level coordinates, the first level first."""
+    order = None
+    for index, size in zip(reversed(levels), reversed(sizes), strict=True):
+        order = _stable_order(index, size, order)
+    assert order is not None
+    return order
+
+
 def strictly_sorted(coordinates: Sequence[np.ndarray]) -> bool:
     """True if the coordinates are in strictly increasing lexicographic order."""
     rises = np.zeros(max(coordinates[0].shape[0] - 1, 0), bool)
@@ -156,9 +165,7 @@ def assemble(
     levels = [coordinates[mode].astype(np.int32, copy=False) for mode in format.modes]
     sizes = [shape[mode] for mode in format.modes]
     if not strictly_sorted(levels):
-        order = None
-        for index, size in zip(reversed(levels), reversed(sizes), strict=True):
-            order = _stable_order(index, size, order)
+        order = lexicographic_order(levels, sizes)
         levels = [index[order] for index in levels]
         values = values[order]
         first = np.ones(values.shape[0], bool)

@@ -17,6 +17,8 @@ from sgap_jax.nn.dynamic_attention import TopKSparseAttention as TopKSparseAtten
 from sgap_jax.nn.experts import RouterLosses as RouterLosses
 from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
 from sgap_jax.nn.experts import router_z_loss as router_z_loss
+from sgap_jax.nn.gatv2 import GATv2Conv as GATv2Conv
+from sgap_jax.nn.gin import GINConv as GINConv
 from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
 from sgap_jax.nn.linear import SparseLinear as SparseLinear
@@ -25,6 +27,8 @@ from sgap_jax.nn.pruning import MaskedLinear as MaskedLinear
 from sgap_jax.nn.pruning import magnitude_mask as magnitude_mask
 from sgap_jax.nn.pruning import prune_step as prune_step
 from sgap_jax.nn.pruning import sparsity_schedule as sparsity_schedule
+from sgap_jax.nn.rgcn import RGCNConv as RGCNConv
 from sgap_jax.nn.rigl import dense_gradients as dense_gradients
 from sgap_jax.nn.rigl import rigl_step as rigl_step
+from sgap_jax.nn.sage import SAGEConv as SAGEConv
 from sgap_jax.nn.structure import Structure as Structure

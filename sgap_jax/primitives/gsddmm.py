@@ -1,4 +1,5 @@
-"""gsddmm: C[i, j] = sum_l (X[i, l] op Y[j, l]) at the stored entries (i, j), the edges."""
+"""gsddmm: C[i, j] = sum_l (X[i, l] op Y[j, l]) at the stored entries (i, j), the edges; without the
+sum a vector of each entry."""
 
 from functools import partial
 from typing import Any
@@ -7,34 +8,76 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.primitives._define import accumulator, check_dense, check_schedule, check_sparse
-from sgap_jax.primitives.gspmm import OPS, check_choice
+from sgap_jax.primitives._define import (
+    accumulator,
+    at_places,
+    bind,
+    by_default,
+    check_dense,
+    check_schedule,
+    check_sparse,
+    compact_structure,
+    define,
+    derived,
+    entries_that_count,
+    ffi_lowering,
+    is_linear_operand,
+    joint_batch,
+    out_aval,
+    resolve,
+    row_of_entry,
+    structure,
+)
+from sgap_jax.primitives._incidence import (
+    as_given,
+    entries_by_rows,
+    entry_sums,
+    incidence,
+)
+from sgap_jax.primitives.gspmm import OPS, check_choice, gsddmm_p, gspmm_p
+from sgap_jax.primitives.row_reduce import check_entry_values
 from sgap_jax.primitives.sddmm import sddmm
-from sgap_jax.schedules import Schedule
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import CpuTile, Problem, Schedule
 
 
 def gsddmm(
-    A: SparseArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | str | None = None
-) -> SparseArray:
+    A: SparseArray,
+    X: Any,
+    Y: Any,
+    *,
+    values: Any = None,
+    op: str = "mul",
+    reduce: str | None = "sum",
+    schedule: Schedule | str | None = None,
+) -> Any:
     """Combines the features of the row and the column of each stored entry, and sums over them.
 
         C[i, j] = sum_l (X[i, l] op Y[j, l])   at the stored entries (i, j) of A
 
-    Differentiable to any order in X and Y. For one message per feature instead of their sum, map
-    over the columns:
+    With `reduce=None` the features are not summed, and each entry e gets a vector:
 
-        jax.vmap(lambda x, y: gsddmm(A, x, y, op="add").values, in_axes=1, out_axes=1)(X, Y)
+        V[e, l] = X[i, l] op Y[j, l]
+
+    There `values` [nnz, d], vectors that entries have already, may take the place of X or of Y,
+    which is None then: values[e, l] op Y[j, l], or X[i, l] op values[e, l].
+
+    Differentiable to any order in X, Y and values.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; only its structure is read.
       X: dense [m, d], or [m] for one feature; float32, float64, bfloat16 or float16.
       Y: dense [k, d], or [k].
+      values: [nnz, d] with `reduce=None`, in the order of A.values.
       op: "mul" (an `sddmm`), "add" (with one feature the logits of GAT), "sub", "div" (a product
         with the rounded 1 / Y) or "copy" (X alone; Y is not read).
+      reduce: "sum", or None for vectors, for which A is in CSR, CSC or COO; on CUDA they run in
+        plain JAX.
       schedule: how to run, or its text, as for `sddmm`; None lets `choose_schedule` pick.
 
     Returns:
-      A SparseArray with A's structure and format, in the promoted dtype of X and Y. Sums are
+      A SparseArray with A's structure and format, in the promoted dtype of X and Y; with
+      `reduce=None` an array [nnz, d] ([nnz] for one feature), in the order of A.values. Sums are
       carried in float32 (float64 for float64) and rounded once; "add" and "sub" sum X and Y
       separately.
       On the CPU the same bits for any number of threads. Padding entries of A get zero. NaN or
@@ -50,6 +93,11 @@ def gsddmm(
     check_sparse("gsddmm", "A", A)
     schedule = check_schedule("gsddmm", schedule)
     check_choice("gsddmm", "op", op, OPS)
+    if reduce is None:
+        return _vectors(A, X, Y, values, op, schedule)
+    check_choice("gsddmm", "reduce", reduce, ("sum",))
+    if values is not None:
+        raise ValueError("gsddmm: values are vectors of entries: expected reduce=None, got 'sum'")
     one = jnp.ndim(X) == 1
     X = check_dense("gsddmm", "X", X, (A.shape[0],) if one else (A.shape[0], "d"))
     Y = check_dense("gsddmm", "Y", Y, (A.shape[1], *X.shape[1:]))
@@ -74,3 +122,147 @@ def _gsddmm(A: SparseArray, X: Any, Y: Any, *, op: str, schedule: Schedule | Non
         else:
             X, Y = jnp.hstack([X, one]), jnp.hstack([other, -Y if op == "sub" else Y])
     return sddmm(A, X, Y, schedule=schedule).values.astype(dtype)
+
+
+def _vectors(
+    A: SparseArray, X: Any, Y: Any, values: Any, op: str, schedule: Schedule | None
+) -> jax.Array:
+    if sum(x is None for x in (X, Y)) != (values is not None) and op != "copy":
+        raise ValueError("gsddmm: with reduce=None expected X and Y, or values and one of them")
+    of = dict(op=op, schedule=schedule)
+    given = [x for x in (X, Y, values) if x is not None]
+    if not given:
+        raise ValueError("gsddmm: expected X and Y, got None")
+    one = jnp.ndim(given[0]) == 1
+    tail = () if one else ("d",)
+    if X is not None:
+        X = check_dense("gsddmm", "X", X, (A.shape[0], *tail))
+        tail = X.shape[1:]
+    if Y is not None:
+        Y = check_dense("gsddmm", "Y", Y, (A.shape[1], *tail))
+        tail = Y.shape[1:]
+    if values is not None:
+        values = check_entry_values("gsddmm", "values", A, values, tail)
+    else:  # for the check of A
+        check_entry_values("gsddmm", "A", A, jnp.zeros((A.nnz, 0)), ("d",))
+    if one:
+        X, Y, values = (None if x is None else x[:, None] for x in (X, Y, values))
+    V = _vectors_of(A, X, Y, values, **of)
+    return V[:, 0] if one else V
+
+
+@partial(jax.jit, static_argnames=("op", "schedule"), inline=True)
+def _vectors_of(
+    A: SparseArray, X: Any, Y: Any, values: Any, *, op: str, schedule: Schedule | None
+) -> jax.Array:
+    if op == "copy":
+        return values if X is None else _copies(A, X, schedule)
+    if values is None:
+        dtype = jnp.result_type(X, Y)
+        if op == "div" and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.result_type(float)
+        wide = accumulator(dtype) if op == "div" else dtype
+        X, Y = X.astype(wide), Y.astype(wide)
+        X, Y = (X, 1 / Y) if op == "div" else (X, -Y if op == "sub" else Y)
+        S, swapped, order = entries_by_rows(A)
+        ends = (Y, X) if swapped else (X, Y)
+        params: dict = dict(shape=S.shape, checked=S.is_checked, add=op in ("add", "sub"))
+        params |= dict(schedule=by_default(schedule, wide))
+        V = bind(gsddmm_p, *(x[None] for x in ends), *structure(S), **params)[0]
+        return as_given(V, order).astype(dtype)
+    if Y is None:
+        left, right = _copies(A, X, schedule), values
+    else:
+        left, right = values, _copies(A.T, Y, schedule)
+    S, _, order = entries_by_rows(A)
+    stored = as_given(entries_that_count(S), order)[:, None]
+    if op == "div":  # what the padding holds must not reach gradients
+        right = jnp.where(stored, right, jnp.ones((), right.dtype))
+    combine = {"mul": jnp.multiply, "add": jnp.add, "sub": jnp.subtract, "div": jnp.divide}[op]
+    combined = combine(left, right)
+    return jnp.where(stored, combined, jnp.zeros((), combined.dtype))
+
+
+def _copies(A: SparseArray, X: Any, schedule: Schedule | None) -> Any:
+    """[nnz, d]: the row of X [m, d] of each entry's row."""
+    return spmm(incidence(A, X.dtype), X, transpose=True, schedule=schedule)
+
+
+# The primitive: x [B|1, m, n], y [B|1, k, n] and the index arrays of spmm -> [B, nnz, n], x of each
+# entry's row times y of its column, or their sum with `add`; zero where an entry takes no part.
+
+
+def _abstract_eval(x: Any, y: Any, *arrays: Any, shape: Any, **params: Any) -> Any:
+    assert x.dtype == y.dtype and x.shape[2] == y.shape[2]
+    assert (x.shape[1], y.shape[1]) == shape
+    batch = joint_batch(x.shape[0], y.shape[0])
+    return out_aval(x, (batch, arrays[1].shape[0], x.shape[2]), x.dtype)
+
+
+def _reference(x: Any, y: Any, *arrays: Any, shape: Any, add: bool, **params: Any) -> Any:
+    offsets, columns, *_ = arrays
+    nnz, wide = columns.shape[0], accumulator(x.dtype)
+    if nnz == 0 or 0 in shape:
+        batch = joint_batch(x.shape[0], y.shape[0])
+        return jnp.zeros((batch, nnz, x.shape[2]), x.dtype)
+    rows = row_of_entry(offsets, nnz)
+    left, right = x[:, jnp.minimum(rows, shape[0] - 1)].astype(wide), y[:, columns].astype(wide)
+    both = left + right if add else left * right
+    return jnp.where((rows < shape[0])[None, :, None], both, 0).astype(x.dtype)
+
+
+def _compact(x: Any, y: Any, *arrays: Any, shape: Any, **params: Any) -> Any:
+    arrays, _, place = compact_structure(shape, None, arrays)
+    return at_places(
+        bind(gsddmm_p, x, y, *arrays, shape=shape, **params | {"checked": True}), place
+    )
+
+
+def _cpu(
+    ctx: Any, x: Any, y: Any, *arrays: Any, shape: Any, checked: bool, add: bool, schedule: Any
+) -> Any:
+    (out,) = ctx.avals_out
+    batch, nnz, n = out.shape
+    problem = Problem("sddmm", shape, nnz, n, batch, out.dtype.name)
+    tile = resolve(schedule, problem, CpuTile)
+    operands = (*arrays[:2], x, y)
+    return ffi_lowering("sgap_gsddmm_csr_v1", ctx, operands, add=add, chunk_nonzeros=tile.nonzeros)
+
+
+def _jvp(primals: Any, tangents: Any, *, add: bool, **params: Any) -> tuple:
+    x, y, *arrays = primals
+    dx, dy = tangents
+    entries = lambda x, y: bind(gsddmm_p, x, y, *arrays, add=add, **params)  # noqa: E731
+    if not add:
+        along_x = None if dx is None else entries(dx, y)
+        return entries(x, y), along_x, None if dy is None else entries(x, dy)
+    dx = jnp.zeros_like(x[:1]) if dx is None else dx
+    dy = jnp.zeros_like(y[:1]) if dy is None else dy
+    return entries(x, y), entries(dx, dy)
+
+
+def _transpose(d: Any, x: Any, y: Any, *arrays: Any, shape: Any, add: bool, **params: Any) -> Any:
+    schedule, checked = derived(params["schedule"]), params["checked"]
+    linear = [i for i, operand in enumerate((x, y)) if is_linear_operand(operand)]
+    if not add:
+        (i,) = linear
+        of = dict(shape=shape, transpose=i == 1, add=False, minimum=False, positions=False)
+        of |= dict(checked=checked, schedule=schedule, sums=True)
+        return i, bind(gspmm_p, d, y if i == 0 else x, *arrays, **of)[0]
+    if not checked:
+        arrays, entry, _ = compact_structure(shape, None, arrays)
+        d = d[:, entry]
+    return {i: entry_sums(d, arrays, shape, i == 1, schedule) for i in linear}
+
+
+define(
+    gsddmm_p,
+    data=2,
+    axes="b _ n, b _ n -> b _ n",
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=_cpu,
+    compact=_compact,
+    jvp=_jvp,
+    transpose=_transpose,
+)

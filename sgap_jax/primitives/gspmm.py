@@ -1,10 +1,12 @@
 """Message passing: C[i, :] = reduce over the stored (i, j) of (X[j, :] op A[i, j])."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
@@ -14,6 +16,7 @@ from sgap_jax.launch.gspmm import extremum_plan, merge_plan, places
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
+    by_default,
     check_dense,
     check_schedule,
     check_sparse,
@@ -22,6 +25,7 @@ from sgap_jax.primitives._define import (
     derived,
     entries_that_count,
     ffi_lowering,
+    is_linear_operand,
     joint_batch,
     launch_lowering,
     out_aval,
@@ -29,10 +33,17 @@ from sgap_jax.primitives._define import (
     row_of_entry,
     static_of,
     structure,
+    transposed,
 )
+from sgap_jax.primitives._incidence import (
+    entries_by_rows,
+    in_order,
+    incidence,
+)
+from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives._vectors import by_rows
 from sgap_jax.primitives.gspmm_arg_gather import bind_arg_gather
-from sgap_jax.primitives.row_reduce import row_sum
+from sgap_jax.primitives.row_reduce import check_entry_values, row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
 
@@ -44,6 +55,7 @@ def gspmm(
     A: SparseArray,
     X: Any,
     *,
+    values: Any = None,
     op: str = "mul",
     reduce: str = "sum",
     transpose: bool = False,
@@ -54,17 +66,20 @@ def gspmm(
         C[i, l] = reduce over the stored entries (i, j) of (X[j, l] op A[i, j])
 
     With `transpose` the messages go the other way: C[j, l] reduces X[i, l] op A[i, j] over the
-    stored entries (i, j) of column j.
+    stored entries (i, j) of column j. With `values` [nnz, n] an entry has a vector, and its message
+    is X[j, l] op values[e, l].
 
-    Differentiable to any order in `A.values` and X, forward and reverse. The gradient of a maximum
-    or minimum goes to the first entry (in the order of the values) that attains it, as in DGL;
-    `row_max` and `einsum` share it.
+    Differentiable to any order in `A.values`, values and X, forward and reverse. The gradient of a
+    maximum or minimum goes to the first entry (in the order of the values) that attains it, as in
+    DGL; `row_max` and `einsum` share it.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; every element of a vector or block is an
         entry, zeros too; float32, float64, bfloat16 or float16 (others run with
         `schedule=Reference()`).
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n], in place of A.values and in their
+        order. The messages are not stored; vectors run in plain JAX on CUDA.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
@@ -95,7 +110,13 @@ def gspmm(
     transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
     X = check_dense("gspmm", "X", X, (rows, "n"))
-    return _gspmm(A, X, op=op, reduce=reduce, transpose=transpose, schedule=schedule)
+    options = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
+    if values is None or op == "copy":
+        return _gspmm(A, X, **options)
+    if jnp.ndim(values) == 1:
+        return _gspmm(A.with_values(values), X, **options)
+    values = check_entry_values("gspmm", "values", A, values, (X.shape[1],))
+    return _gspmm_vectors(A, X, values, **options)
 
 
 def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:
@@ -130,6 +151,46 @@ def _gspmm(
         C = spmm(A, X, transpose=transpose, schedule=schedule)
     if reduce == "mean":
         lengths = (A.T if transpose else A).row_lengths
+        C = C / jnp.maximum(lengths, 1)[:, None].astype(wide)
+    return C.astype(dtype)
+
+
+@partial(jax.jit, static_argnames=("op", "reduce", "transpose", "schedule"), inline=True)
+def _gspmm_vectors(
+    A: SparseArray,
+    X: Any,
+    values: Any,
+    *,
+    op: str,
+    reduce: str,
+    transpose: bool,
+    schedule: Schedule | None,
+) -> jax.Array:
+    dtype = jnp.result_type(values, X)
+    if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
+        dtype = jnp.result_type(float)
+    adds, sums = op in ("add", "sub"), reduce in ("sum", "mean")
+    steps = op == "div" or reduce == "mean" or (adds and sums)
+    wide = accumulator(dtype) if steps else dtype
+    S, swapped, order = entries_by_rows(A)
+    v, X, transpose = in_order(values, order).astype(wide), X.astype(wide), transpose != swapped
+    if op == "sub":
+        v = -v
+    elif op == "div":  # the padding may hold zeros or NaN
+        v = 1 / jnp.where(entries_that_count(S)[:, None], v, jnp.ones((), wide))
+    schedule = by_default(schedule, wide)
+    if adds and sums:
+        ones = S.with_values(jnp.ones(S.nnz, wide))
+        # sum (x + a) = sum x + sum a
+        B = incidence(S.T if transpose else S, wide)
+        C = spmm(ones, X, transpose=transpose, schedule=schedule)
+        C += spmm(B, v, schedule=derived(schedule))
+    else:
+        params: dict = dict(transpose=transpose, add=adds, minimum=reduce == "min", sums=sums)
+        params |= dict(shape=S.shape, positions=False, checked=S.is_checked, schedule=schedule)
+        C = bind(gspmm_p, v[None], X[None], *structure(S), **params, **static_of(S))[0][0]
+    if reduce == "mean":
+        lengths = (S.T if transpose else S).row_lengths
         C = C / jnp.maximum(lengths, 1)[:, None].astype(wide)
     return C.astype(dtype)
 
@@ -173,7 +234,8 @@ def _extremum(
 # column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and, with
 # `positions` (for the derivative), the arg-extrema [B, m, n] int32: the positions in the values,
 # also for A^T, of the entries that attain them, -1 where there is none. Messages are x * v, or
-# x + v with `add`. `statistics`, which may be left out, as of spmm_p.
+# x + v with `add`. Values may be vectors, [B|1, nnz, n]; only then with `sums` the result is the
+# sum of the products. `statistics`, which may be left out, as of spmm_p.
 
 
 def _abstract_eval(
@@ -181,6 +243,7 @@ def _abstract_eval(
 ) -> tuple:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
+    assert values.ndim == 2 or values.shape[2] == x.shape[2]
     shape = (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2])
     out, arg = out_aval(x, shape, x.dtype), out_aval(x, shape, jnp.dtype(jnp.int32))
     return (out, arg) if positions else (out,)
@@ -197,6 +260,7 @@ def _reference(
     positions: bool,
     checked: bool,
     schedule: Any,
+    sums: bool = False,
     statistics: tuple | None = None,
 ) -> tuple:
     (m, _), offsets, indices, permutation = direction(shape, transpose, arrays)
@@ -207,8 +271,12 @@ def _reference(
     order = jnp.arange(nnz, dtype=jnp.int32) if permutation is None else permutation
     rows = row_of_entry(offsets, nnz)
     wide = accumulator(x.dtype)
-    v, gathered = values[:, order, None].astype(wide), x[:, indices].astype(wide)
+    v = (values[..., None] if values.ndim == 2 else values)[:, order].astype(wide)
+    gathered = x[:, indices].astype(wide)
     messages = v + gathered if add else v * gathered
+    if sums:
+        total = partial(jax.ops.segment_sum, segment_ids=rows, num_segments=m)
+        return (jax.vmap(total)(messages).astype(x.dtype),)
     reduce = jax.ops.segment_min if minimum else jax.ops.segment_max
     segments = dict(num_segments=m, indices_are_sorted=True)
 
@@ -239,21 +307,24 @@ def _cpu(
     positions: bool,
     checked: bool,
     schedule: Schedule | None,
+    sums: bool = False,
     statistics: tuple | None = None,
 ) -> Any:
-    problem, operands, _ = kernel_operands("gspmm", ctx.avals_in, operands, shape, transpose, "cpu")
+    values, *avals = ctx.avals_in
+    vectors = values.ndim == 3
+    avals = [values.update(shape=values.shape[:2]), *avals]
+    problem, operands, _ = kernel_operands("gspmm", avals, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
-    nowhere = jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
-    results = [ctx.avals_out[0], ctx.avals_out[1] if positions else nowhere]
-    out = ffi_lowering(
-        "sgap_gspmm_csr_v1",
-        ctx.replace(avals_out=results),
-        operands,
-        add=add,
-        minimum=minimum,
-        chunk_nonzeros=tile.nonzeros,
-    )
-    return out[: 1 + positions]
+    out = ctx.avals_out[0]
+    places = out.update(dtype=jnp.dtype(jnp.int32))
+    if sums or not (positions or vectors):
+        places = jax.core.ShapedArray((0,), places.dtype)
+    attrs: dict = dict(add=add, minimum=minimum, chunk_nonzeros=tile.nonzeros)
+    target = "sgap_gspmm_csr_v1"
+    if vectors:
+        target, attrs["sum"] = "sgap_gspmm_vectors_csr_v1", sums
+    found = ffi_lowering(target, ctx.replace(avals_out=[out, places]), operands, **attrs)
+    return found[: 1 + positions]
 
 
 def _cuda(
@@ -266,8 +337,11 @@ def _cuda(
     positions: bool,
     checked: bool,
     schedule: Schedule | None,
+    sums: bool = False,
     statistics: tuple | None = None,
 ) -> Any:
+    if ctx.avals_in[0].ndim == 3:
+        return None  # no kernel of values that are vectors
     problem, operands, avals = kernel_operands(
         "gspmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
     )
@@ -297,6 +371,7 @@ def _jvp(
     checked: bool,
     schedule: Any,
     minimum: bool,
+    sums: bool = False,
     **of: Any,
 ) -> tuple:
     # The tangent of the message at the arg-extremum: d(x v) = dx v + x dv, d(x + v) = dx + dv.
@@ -304,8 +379,21 @@ def _jvp(
     dvalues, dx = tangents
     params: dict = dict(shape=shape, transpose=transpose, checked=checked, **of)
     params_of_it = dict(add=add, minimum=minimum, positions=True, schedule=schedule)
+    if sums:
+        params |= dict(params_of_it, positions=False, sums=True)
+        product = lambda v, x: list(bind(gspmm_p, v, x, *arrays, **params))  # noqa: E731
+        along_values = None if dvalues is None else product(dvalues, x)
+        return product(values, x), along_values, None if dx is None else product(values, dx)
     out = bind(gspmm_p, *primals, **params, **params_of_it)
     params |= dict(schedule=derived(schedule))
+    if values.ndim == 3:
+        sources = jnp.asarray(arrays[1])
+        if transpose:
+            sources = jnp.minimum(row_of_entry(arrays[0], values.shape[1]), shape[0] - 1)
+        return (
+            out[: 1 + positions],
+            *_attained(values, x, dvalues, dx, out[1], sources, add=add),
+        )
     v, u = values, x
     if add:  # ones for all of a batch, which may be split
         v, u = (jnp.ones((1, *y.shape[1:]), y.dtype) for y in (values, x))
@@ -316,15 +404,58 @@ def _jvp(
     )
 
 
+def _attained(
+    values: Any, x: Any, dvalues: Any, dx: Any, arg: Any, sources: Any, *, add: bool
+) -> tuple[Any, Any]:
+    """The tangents of the message of vectors at each arg-extremum: gathers of one element each,
+    whose derivatives JAX knows."""
+    if 0 in arg.shape or 0 in values.shape or 0 in x.shape:
+        return None, None
+    q = jnp.maximum(arg, 0)
+    own = sources[q]
+
+    def at(a: Any, i: Any) -> Any:
+        return jnp.take_along_axis(jnp.broadcast_to(a, (i.shape[0], *a.shape[1:])), i, axis=1)
+
+    tangents: list = []
+    for d, place, other, other_place in ((dvalues, q, x, own), (dx, own, values, q)):
+        if d is None:
+            tangents.append(None)
+            continue
+        moved = at(d, place) if add else at(d, place) * at(other, other_place)
+        tangents.append(jnp.where(arg < 0, 0, moved).astype(x.dtype))
+    return tangents[0], tangents[1]
+
+
+def _transpose(cotangent: Any, values: Any, x: Any, *arrays: Any, **params: Any) -> tuple[int, Any]:
+    """Of sums of products."""
+    (d,) = cotangent
+    shape, transpose, schedule = (params[name] for name in ("shape", "transpose", "schedule"))
+    if is_linear_operand(x):
+        params |= dict(transpose=not transpose, schedule=transposed(schedule))
+        return 1, bind(gspmm_p, values, d, *arrays, **params)[0]
+    ends = (x, d) if transpose else (d, x)
+    of = dict(shape=shape, checked=params["checked"], schedule=derived(schedule))
+    return 0, bind(gsddmm_p, *ends, *arrays, **of, add=False)
+
+
+def _axes(operands: Sequence, results: Sequence, params: dict) -> Axes:
+    values = "b" if len(operands[0].shape) == 2 else "b _ n"
+    return Axes.of(f"{values}, b _ n -> b _ n, b _ n", operands, results)
+
+
+# Its rules are in gsddmm.py, which imports this module.
+gsddmm_p = Primitive("gsddmm")
+
 gspmm_p = define(
     "gspmm",
     data=2,
-    axes="b, b _ n -> b _ n, b _ n",
+    axes=_axes,
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
     jvp=_jvp,
-    transpose=None,
+    transpose=_transpose,
     cuda=_cuda,
     compact=_compact,
     multiple_results=True,

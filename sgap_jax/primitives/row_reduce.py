@@ -21,6 +21,7 @@ from sgap_jax.launch.row_reduce import launch_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
+    check_dense,
     check_schedule,
     check_sparse,
     define,
@@ -34,13 +35,17 @@ from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, S
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
-def row_sum(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Array:
+def row_sum(
+    A: SparseArray, *, values: Any = None, schedule: Schedule | str | None = None
+) -> jax.Array:
     """Sum of the stored entries of each row: s[i] = sum over stored (i, j) of A[i, j].
 
     Differentiable to any order in A.values.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, vectors [nnz, d], in place of A.values and
+        in their order; of vectors the result is [m, d].
       schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
@@ -53,7 +58,7 @@ def row_sum(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Ar
 
     Source: Sgap, section 2.1 (segment reduction over the rows).
     """
-    return _reduce("row_sum", row_sum_p, A, schedule)
+    return _reduce("row_sum", row_sum_p, A, values, schedule)
 
 
 def _row_sums(A: StoredArray, dtype: np.dtype, wide: np.dtype) -> jax.Array:
@@ -67,7 +72,9 @@ def _row_sums(A: StoredArray, dtype: np.dtype, wide: np.dtype) -> jax.Array:
 StoredArray._row_sums = _row_sums
 
 
-def row_max(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Array:
+def row_max(
+    A: SparseArray, *, values: Any = None, schedule: Schedule | str | None = None
+) -> jax.Array:
     """Maximum of the stored entries of each row: s[i] = max over stored (i, j) of A[i, j].
 
     Entries that are not stored do not take part (SciPy counts them as zeros). NaN propagates.
@@ -76,6 +83,8 @@ def row_max(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Ar
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, vectors [nnz, d], in place of A.values and
+        in their order; of vectors the result is [m, d].
       schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
@@ -87,14 +96,21 @@ def row_max(A: SparseArray, *, schedule: Schedule | str | None = None) -> jax.Ar
 
     Source: Sgap, section 2.1 (segment reduction over the rows).
     """
-    return _reduce("row_max", row_max_p, A, schedule)
+    return _reduce("row_max", row_max_p, A, values, schedule)
 
 
-def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | str | None) -> jax.Array:
+def _reduce(
+    op: str, primitive: Any, A: SparseArray, values: Any, schedule: Schedule | str | None
+) -> jax.Array:
     check_sparse(op, "A", A)
     schedule = check_schedule(op, schedule)
-    nothing = -math.inf if primitive is row_max_p else 0.0
-    return _rows(vectors.split_blocks(A), primitive=primitive, nothing=nothing, schedule=schedule)
+    if values is not None and jnp.ndim(values) == 1:
+        A, values = A.with_values(values), None
+    options = dict(nothing=-math.inf if primitive is row_max_p else 0.0, schedule=schedule)
+    if values is None:
+        return _rows(vectors.split_blocks(A), primitive=primitive, **options)
+    values = check_entry_values(op, "values", A, values, ("d",))
+    return _rows_of_vectors(A, values, primitive=primitive, **options)
 
 
 @partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)
@@ -103,6 +119,40 @@ def _rows(
 ) -> jax.Array:
     A, _ = entries_of_rows(row_vectors(A), nothing)
     return bind(primitive, A.values[None], A.row_offsets, **of_rows(A), schedule=schedule)[0]
+
+
+@partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)
+def _rows_of_vectors(
+    A: SparseArray, values: Any, *, primitive: Any, nothing: float, schedule: Schedule | None
+) -> jax.Array:
+    A, order = in_row_order(A)
+    A, _ = entries_of_rows(replace(A, values=values if order is None else values[order]), nothing)
+    (m, _), d = A.shape, values.shape[1]
+    if d == 0:
+        return jnp.zeros((m, 0), values.dtype)
+    of = dict(rows=m * d, vector_length=d, schedule=schedule)
+    return bind(primitive, A.values[None], A.row_offsets, **of)[0].reshape(m, d)
+
+
+def in_row_order(A: SparseArray) -> tuple[SparseArray, Any]:
+    """(S, order): the structure of A in CSR; its entry p is entry order[p] of A. None if both have
+    the same order. To the primitives on rows, vectors [nnz, d] are those of a matrix of m d rows in
+    CVS(d): lane l of block row i is feature l of row i."""
+    if A.format == CSR:
+        return A, None
+    S = replace(A, values=jnp.arange(A.nnz, dtype=jnp.int32)).asformat(CSR)
+    return S, S.values
+
+
+def check_entry_values(op: str, name: str, A: SparseArray, values: Any, tail: tuple) -> Any:
+    """`values` as an array [nnz, *tail], in which a string stands for any size, in the order of A's
+    values; A is in CSR, CSC or COO."""
+    if A.format.block_shape:
+        raise NotImplementedError(
+            f"{op}: {name}: vectors of entries need a matrix in CSR, CSC or COO, got {A.format}; "
+            "use A.asformat(CSR)"
+        )
+    return check_dense(op, name, values, (A.nnz, *tail))
 
 
 def row_vectors(A: SparseArray) -> SparseArray:

@@ -1,6 +1,7 @@
 """Softmax over the stored entries of each row."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from sgap_jax.primitives._define import (
     check_schedule,
     check_sparse,
     define,
+    entries_that_count,
     joint_batch,
     out_aval,
 )
@@ -25,7 +27,9 @@ from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
+    check_entry_values,
     entries_of_rows,
+    in_row_order,
     of_rows,
     row_launch_lowering,
     row_lowering,
@@ -38,8 +42,12 @@ from sgap_jax.schedules import Schedule
 
 
 def sparse_softmax(
-    A: SparseArray, *, scale: Any = 1.0, schedule: Schedule | str | None = None
-) -> SparseArray:
+    A: SparseArray,
+    *,
+    values: Any = None,
+    scale: Any = 1.0,
+    schedule: Schedule | str | None = None,
+) -> Any:
     """Softmax over the stored entries of each row.
 
         P[i, j] = exp(scale A[i, j]) / sum over stored (i, l) of exp(scale A[i, l])
@@ -51,12 +59,15 @@ def sparse_softmax(
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, vectors [nnz, H] (the heads of graph
+        attention), in place of A.values and in their order; each column is a softmax of its own.
       scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
         array multiplies the values first, in A's dtype.
       schedule: how to run, or its text; None lets `choose_schedule` pick.
 
     Returns:
-      A SparseArray with A's structure, format and dtype. The maximum is subtracted first; sums are
+      A SparseArray with A's structure, format and dtype; with `values` an array of their shape and
+      dtype. The maximum is subtracted first; sums are
       carried in float32 (float64 for float64); the same bits at each call, on the CPU for any
       number of threads. Padding entries of A get zero.
 
@@ -71,7 +82,15 @@ def sparse_softmax(
     schedule = check_schedule("sparse_softmax", schedule)
     array = check_scale("sparse_softmax", scale)
     factor, scale = (array, 1.0) if isinstance(scale, jax.Array) else (None, float(scale))
-    values = _softmax(split_blocks(A), factor, scale=scale, schedule=schedule)
+    of = dict(scale=scale, schedule=schedule)
+    if values is not None:
+        values = check_entry_values(
+            "sparse_softmax", "values", A, values, ("H",) * (jnp.ndim(values) != 1)
+        )
+        if values.ndim == 2:
+            return _softmax_of_vectors(A, values, factor, **of)
+        return _softmax(A.with_values(values), factor, **of)
+    values = _softmax(split_blocks(A), factor, **of)
     return A.with_values(join_blocks(A, values))
 
 
@@ -96,6 +115,27 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
         return values
     entries = by_rows.with_values(values).asformat(entries_format(A.format))
     return as_stored(A, entries.values)
+
+
+@partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)
+def _softmax_of_vectors(
+    A: SparseArray, values: Any, factor: Any, *, scale: float, schedule: Schedule | None
+) -> jax.Array:
+    dtype, (m, _), H = values.dtype, A.shape, values.shape[1]
+    if values.size == 0:
+        return values
+    S, order = in_row_order(A)
+    v, stored = values if order is None else values[order], entries_that_count(S)[:, None]
+    if factor is not None:
+        v = jnp.where(stored, v, 0).astype(dtype) * factor.astype(dtype)
+    if scale == 0 and not S.is_checked:  # a scale of 0 would make -infinity NaN
+        v, scale = v * scale, 1.0
+    S, part = entries_of_rows(replace(S, values=v), -math.copysign(math.inf, scale))
+    params: dict = dict(rows=m * H, vector_length=H, scale=scale, schedule=schedule)
+    p = bind(sparse_softmax_p, S.values[None], S.row_offsets, **params)[0]
+    if part is not None:
+        p = jnp.where(part, p, jnp.zeros((), dtype))
+    return p if order is None else jnp.zeros_like(p).at[order].set(p, unique_indices=True)
 
 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]

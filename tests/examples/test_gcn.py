@@ -41,7 +41,7 @@ def test_synthetic_graph(made_up):
     assert made_up.classes == 3 and "600 nodes" in made_up.summary()
 
 
-@pytest.mark.parametrize("network", ["gcn", "gat"])
+@pytest.mark.parametrize("network", ["gcn", "gat", "sage", "gin", "gatv2"])
 def test_both_networks_learn_the_synthetic_graph(made_up, network):
     model, lines, total = train.train(made_up, network, seed=0, epochs=60, quiet=True)
     assert [line["epoch"] for line in lines] == list(range(1, 61))

@@ -19,6 +19,8 @@ from sgap_jax import (
     OctetTile,
     SparseArray,
     einsum,
+    gsddmm,
+    gspmm,
     sddmm,
     select,
     sparse_attention,
@@ -94,6 +96,12 @@ def programs():
     with on_machine(Machine(matrix_tiles=True)):
         yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
     yield regrow, (*arrays[1:], arrays[0], np.ones((2, 3), np.float32), np.float32(0.5))
+    X, V = np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)
+    for reduce in ("sum", "max"):
+        messages = lambda X, V, *arrays, r=reduce: gspmm(made(*arrays), X, values=V, reduce=r)
+        yield messages, (X, V, *arrays)
+    of_edges = lambda X, *arrays: gsddmm(made(*arrays), X[:2], X, reduce=None)
+    yield of_edges, (X, *arrays)
     S = SparseArray.from_dense(np.ones((3, 2), np.float32))
     yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))

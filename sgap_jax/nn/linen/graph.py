@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +13,13 @@ from flax.typing import Dtype, Initializer
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.adjacency import check_features, check_square, stored_values, with_stored_values
+from sgap_jax.nn.gatv2 import gatv2_conv
+from sgap_jax.nn.gin import gin_sums
 from sgap_jax.nn.graph_attention import graph_attention
 from sgap_jax.nn.graph_conv import GLOROT, graph_conv
 from sgap_jax.nn.linear import ZEROS
+from sgap_jax.nn.rgcn import rgcn_conv, stacked
+from sgap_jax.nn.sage import ends_of, sage_conv
 from sgap_jax.schedules import Schedule
 
 
@@ -103,3 +108,145 @@ class GraphAttention(linen.Module):
             dropout=drop,
             schedule=self.schedule,
         )
+
+
+class SAGEConv(linen.Module):
+    """GraphSAGE: see `sgap_jax.nn.SAGEConv`. Parameters `kernel`, `root` and `bias`."""
+
+    features: int
+    reduce: str = "mean"
+    normalize: bool = False
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = GLOROT
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | str | None = None
+
+    @linen.compact
+    def __call__(self, graph: SparseArray, x: Any) -> jax.Array:
+        source, _ = ends_of("SAGEConv", graph, x)
+        shape = (source.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        root = self.param("root", self.kernel_init, shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        return sage_conv(
+            graph,
+            x,
+            kernel,
+            root,
+            bias,
+            lambda arrays: promote_dtype(arrays, dtype=self.dtype),
+            reduce=self.reduce,
+            normalize=self.normalize,
+            schedule=self.schedule,
+        )
+
+
+class GINConv(linen.Module):
+    """The graph isomorphism network: see `sgap_jax.nn.GINConv`. Parameter `eps` with `train_eps`,
+    and those of the network."""
+
+    network: Callable[[jax.Array], jax.Array]
+    eps: float = 0.0
+    train_eps: bool = False
+    param_dtype: Dtype = jnp.float32
+    schedule: Schedule | str | None = None
+
+    @linen.compact
+    def __call__(self, graph: SparseArray, x: Any) -> jax.Array:
+        eps: Any = self.eps
+        if self.train_eps:
+            start = linen.initializers.constant(self.eps)
+            eps = self.param("eps", start, (), self.param_dtype)
+        return self.network(gin_sums(graph, x, eps, self.schedule))
+
+
+class GATv2Conv(linen.Module):
+    """GATv2: see `sgap_jax.nn.GATv2Conv`. Parameters `to_kernel`, `from_kernel`, `attention`,
+    `edge_kernel` (where edges are given) and `bias`; dropout draws from the stream "dropout"."""
+
+    features: int
+    heads: int = 1
+    concat: bool = True
+    share_weights: bool = False
+    negative_slope: float = 0.2
+    dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = GLOROT
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | str | None = None
+
+    @linen.compact
+    def __call__(
+        self, graph: SparseArray, x: Any, edges: Any = None, *, deterministic: bool | None = None
+    ) -> jax.Array:
+        source, _ = ends_of("GATv2Conv", graph, x)
+        width = self.heads * self.features
+
+        def new(name: str, init: Initializer, *shape: int) -> Any:
+            return self.param(name, init, shape, self.param_dtype)
+
+        to = new("to_kernel", self.kernel_init, source.shape[-1], width)
+        frm = of_edges = bias = None
+        if not self.share_weights:
+            frm = new("from_kernel", self.kernel_init, source.shape[-1], width)
+        a = new("attention", self.kernel_init, self.heads, self.features)
+        if edges is not None:
+            of_edges = new("edge_kernel", self.kernel_init, jnp.shape(edges)[-1], width)
+        if self.use_bias:
+            bias = new("bias", self.bias_init, width if self.concat else self.features)
+        if self.dropout_rate:
+            deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
+        else:
+            deterministic = True
+        return gatv2_conv(
+            graph,
+            x,
+            edges,
+            (to, frm, a, of_edges, bias),
+            lambda arrays: promote_dtype(arrays, dtype=self.dtype),
+            concat=self.concat,
+            negative_slope=self.negative_slope,
+            dropout=linen.Dropout(self.dropout_rate, deterministic=deterministic),
+            schedule=self.schedule,
+        )
+
+
+class RGCNConv(linen.Module):
+    """R-GCN: see `sgap_jax.nn.RGCNConv`. Parameters `kernel`, `coefficients` (with `bases`), `root`
+    and `bias`."""
+
+    features: int
+    bases: int | None = None
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = GLOROT
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | str | None = None
+
+    @linen.compact
+    def __call__(self, relations: Any, x: Any) -> Any:
+        one = next(iter(x.values())) if isinstance(x, dict) else x
+        size, count = jnp.shape(one)[-1], len(relations.keys)
+
+        def new(name: str, init: Initializer, *shape: int) -> Any:
+            return self.param(name, init, shape, self.param_dtype)
+
+        matrices = count if self.bases is None else self.bases
+        kernel = new("kernel", stacked(self.kernel_init), matrices, size, self.features)
+        coefficients = bias = None
+        if self.bases is not None:
+            coefficients = new("coefficients", self.kernel_init, count, matrices)
+        root = new("root", self.kernel_init, size, self.features)
+        if self.use_bias:
+            bias = new("bias", self.bias_init, self.features)
+        promote = lambda arrays: promote_dtype(arrays, dtype=self.dtype)  # noqa: E731
+        kernels = (kernel, coefficients, root, bias)
+        return rgcn_conv(relations, x, kernels, promote, self.schedule)

@@ -1,0 +1,130 @@
+"""Graphs with several kinds of nodes and edges: all relations in one matrix, so that a layer is one
+product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.graphs.edges import from_pairs, rows_on_host
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import Schedule
+
+_NODES = "nodes"  # the kind of all nodes where relations name none
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("matrix",),
+    meta_fields=("keys", "num_nodes"),
+)
+@dataclass(frozen=True)
+class Relations:
+    """The relations of a graph side by side, made by `join_relations`; a pytree.
+
+    Attributes:
+      matrix: SparseArray [all nodes, sources of all relations]: the rows are the nodes of each kind
+        in turn, the columns the sources of each relation in turn.
+      keys: the relations in the order of the columns, as they were given (static).
+      num_nodes: pairs (kind, number of nodes) in the order of the rows (static).
+    """
+
+    matrix: SparseArray
+    keys: tuple[Hashable, ...]
+    num_nodes: tuple[tuple[str, int], ...]
+
+    def source_of(self, key: Any) -> str:
+        """The kind of the nodes that a relation leads from."""
+        return _ends(key)[0]
+
+    def sum(
+        self, messages: Mapping[Any, Any], *, schedule: Schedule | str | None = None
+    ) -> dict[str, jax.Array]:
+        """Y[t] = sum over the relations r that end at kind t of A_r H_r, in one product.
+
+        `messages` has for each relation H_r [sources of r, d]. Returns a dict of [nodes, d] for
+        each kind of nodes. Differentiable as `spmm`."""
+        if set(messages) != set(self.keys):
+            raise ValueError(
+                f"Relations.sum: messages: expected those of {list(self.keys)}, "
+                f"got {list(messages)}"
+            )
+        sizes = dict(self.num_nodes)
+        for key in self.keys:
+            want = sizes[_ends(key)[0]]
+            if jnp.ndim(messages[key]) != 2 or messages[key].shape[0] != want:
+                raise ValueError(
+                    f"Relations.sum: messages of {key!r}: expected shape [{want}, d], "
+                    f"got {list(jnp.shape(messages[key]))}"
+                )
+        H = jnp.concatenate([jnp.asarray(messages[key]) for key in self.keys])
+        Y = spmm(self.matrix, H, schedule=schedule)
+        ends = np.cumsum([n for _, n in self.num_nodes])[:-1]
+        kinds = (kind for kind, _ in self.num_nodes)
+        return dict(zip(kinds, jnp.split(Y, ends), strict=True))
+
+
+def _ends(key: Any) -> tuple[str, str]:
+    """The kinds of nodes that a relation leads from and to."""
+    if isinstance(key, tuple) and len(key) == 3:
+        return key[0], key[2]
+    return _NODES, _NODES
+
+
+def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = False) -> Relations:
+    """Joins the matrices of all relations in one, so that a layer is one product (on a GPU one
+    launch) whatever their number. Runs on the host.
+
+    Args:
+      relations: for each relation its matrix [targets, sources], concrete, in CSR, CSC or COO. Keys
+        are triples (kind of source, name, kind of target) as in PyG, or any names where all nodes
+        are of one kind. Matrices that name one kind have as many nodes of it.
+      normalize: divide each row of each relation by its number of entries: messages of a relation
+        are averaged, as in R-GCN.
+
+    Returns:
+      Relations. Values are differentiable and may be traced.
+
+    Raises:
+      TypeError: not SparseArrays. ValueError: no relation, a matrix that is traced, or shapes that
+        do not agree.
+    """
+    what = "join_relations"
+    if not relations:
+        raise ValueError(f"{what}: expected at least one relation")
+    sizes: dict[str, int] = {}
+    parts = []
+    for key, A in relations.items():
+        parts.append(rows_on_host(A, f"{what}: {key!r}"))
+        for kind, size in zip(_ends(key), A.shape[::-1], strict=True):
+            if sizes.setdefault(kind, size) != size:
+                raise ValueError(
+                    f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
+                )
+    first_rows = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    rows, columns, values, before = [], [], [], 0
+    for (key, A), (offsets, own, entries) in zip(relations.items(), parts, strict=True):
+        source, target = _ends(key)
+        lengths = np.diff(offsets)
+        rows.append(first_rows[target] + np.repeat(np.arange(A.shape[0]), lengths))
+        columns.append(own.astype(np.int64) + before)
+        v = A.values[entries]
+        if normalize:
+            v = v / np.repeat(lengths, lengths).astype(v.dtype)
+        values.append(v)
+        before += sizes[source]
+    shape = (sum(sizes.values()), before)
+    joined = jnp.concatenate(values)
+    matrix, _ = from_pairs(
+        np.concatenate(rows), np.concatenate(columns), joined, shape, "keep", what
+    )
+    assert math.prod(matrix.values.shape) == sum(part[1].size for part in parts)
+    return Relations(matrix, tuple(relations), tuple(sizes.items()))

@@ -1,0 +1,170 @@
+"""GATv2: graph attention whose ranking of the neighbours depends on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
+from flax.typing import Dtype, Initializer, PromoteDtypeFn
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_count
+from sgap_jax.nn.graph_conv import GLOROT
+from sgap_jax.nn.linear import ZEROS, with_bias
+from sgap_jax.nn.sage import ends_of
+from sgap_jax.primitives._define import check_dense, check_schedule
+from sgap_jax.primitives.gsddmm import gsddmm
+from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import Schedule
+
+
+class GATv2Conv(nnx.Module):
+    """Graph attention in which the logit of an edge is a network of both of its ends.
+
+        l = L x[i],   r = R x[j],   e[i, j] = a . LeakyReLU(l[i] + r[j] (+ E f[i, j]))
+        p = softmax over stored (i, j) of e,   y[i] = sum_j p[i, j] r[j]
+
+    for each head with its own L, R, a and E; the heads are concatenated, or averaged. The hidden
+    vectors of the edges are one `gsddmm`, the softmax of all heads is one `sparse_softmax`.
+
+    Args:
+      in_features: columns of X.
+      out_features: features of each head.
+      heads: number of heads.
+      edge_features: columns of the vectors f of the edges; None: without.
+      concat: Y holds heads x out_features columns, one head after another; else their mean, in
+        out_features columns (the last layer of a classifier).
+      share_weights: R is L.
+      negative_slope: of the LeakyReLU.
+      dropout_rate: of the weights p.
+      deterministic: no dropout; `model.train()` and `model.eval()` set it.
+      use_bias, dtype, param_dtype, kernel_init, bias_init, promote_dtype: as in `nnx.Linear`, with
+        Glorot's uniform distribution.
+      schedule: of the operations on the graph; None lets `choose_schedule` pick.
+      rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
+
+    Called with (graph, x, edges=None) and the keywords deterministic and rngs: graph is a
+    SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
+    [n, in_features] or a pair as for `SAGEConv`, edges [nnz, edge_features] in the order of the
+    graph's values. Add the nodes themselves with `add_self_loops`, as the paper does. The
+    parameters are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
+
+    Returns:
+      Y [m, heads * out_features] or [m, out_features], in `dtype` or the promoted dtype of x and
+      the parameters. A node without neighbours gets the bias.
+
+    Raises:
+      TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
+        given without edge_features or the other way round.
+
+    Source: Brody et al., ICLR 2022, equation 7.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        heads: int = 1,
+        edge_features: int | None = None,
+        concat: bool = True,
+        share_weights: bool = False,
+        negative_slope: float = 0.2,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = False,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = GLOROT,
+        bias_init: Initializer = ZEROS,
+        promote_dtype: PromoteDtypeFn = flax_promote_dtype,
+        schedule: Schedule | str | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        heads = check_count(heads, "heads", "GATv2Conv", 1)
+        width = heads * out_features
+
+        def new(init: Initializer, *shape: int) -> nnx.Param:
+            return nnx.Param(init(rngs.params(), shape, param_dtype))
+
+        none = nnx.data(None)
+        self.to_kernel = new(kernel_init, in_features, width)
+        self.from_kernel = none if share_weights else new(kernel_init, in_features, width)
+        self.attention = new(kernel_init, heads, out_features)
+        edges = edge_features is not None
+        self.edge_kernel = new(kernel_init, edge_features or 0, width) if edges else none
+        self.bias = new(bias_init, width if concat else out_features) if use_bias else none
+        self.dropout = nnx.Dropout(
+            dropout_rate, deterministic=deterministic, rngs=rngs if dropout_rate > 0 else None
+        )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.schedule = check_schedule("GATv2Conv", schedule)
+
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+    ) -> jax.Array:
+        kernels = self.to_kernel, self.from_kernel, self.attention, self.edge_kernel, self.bias
+        return gatv2_conv(
+            graph,
+            x,
+            edges,
+            [None if kernel is None else kernel[...] for kernel in kernels],
+            lambda arrays: self.promote_dtype(arrays, dtype=self.dtype),
+            concat=self.concat,
+            negative_slope=self.negative_slope,
+            dropout=lambda p: self.dropout(p, deterministic=deterministic, rngs=rngs),
+            schedule=self.schedule,
+        )
+
+
+def gatv2_conv(
+    graph: SparseArray,
+    x: Any,
+    edges: Any,
+    kernels: Any,
+    promote: Callable,
+    *,
+    concat: bool,
+    negative_slope: float,
+    dropout: Callable[[jax.Array], jax.Array],
+    schedule: Schedule | str | None,
+) -> jax.Array:
+    op = "GATv2Conv"
+    source, own = ends_of(op, graph, x, kernels[0].shape[0])
+    if (edges is None) != (kernels[3] is None):
+        raise ValueError(f"{op}: edges and edge_features: expected both or none")
+    if edges is not None:
+        edges = check_dense(op, "edges", edges, (graph.nnz, kernels[3].shape[0]))
+    source, own, edges, to, frm, a, of_edges, bias = promote((source, own, edges, *kernels))
+    heads, size = a.shape
+    left, right = own @ to, source @ (to if frm is None else frm)
+    hidden = gsddmm(graph, left, right, op="add", reduce=None, schedule=schedule)
+    if edges is not None:
+        hidden = hidden + edges @ of_edges
+    hidden = jax.nn.leaky_relu(hidden, negative_slope).reshape(-1, heads, size)
+    logits = jnp.einsum("ehf,hf->eh", hidden, a)
+    p = dropout(sparse_softmax(graph, values=logits, schedule=schedule))
+    # The heads are a batch axis like any other.
+    of_heads = jnp.moveaxis(right.reshape(-1, heads, size), 1, 0)
+    y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p.T, of_heads)
+    y = jnp.moveaxis(y, 0, 1)
+    return with_bias(y.reshape(-1, heads * size) if concat else y.mean(1), bias)

@@ -1,0 +1,70 @@
+"""Aggregation: y[i, :] = reduce over the stored entries e of row i of M[e, :]."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
+from sgap_jax.primitives._define import by_default, check_schedule, check_sparse
+from sgap_jax.primitives._incidence import incidence
+from sgap_jax.primitives.gspmm import REDUCTIONS, check_choice, gspmm
+from sgap_jax.primitives.row_reduce import check_entry_values
+from sgap_jax.schedules import Schedule
+
+
+def aggregate(
+    A: SparseArray,
+    M: Any,
+    reduce: str = "sum",
+    *,
+    transpose: bool = False,
+    schedule: Schedule | str | None = None,
+) -> jax.Array:
+    """Reduces messages of the entries (the edges) over each row (the node that they arrive at).
+
+        Y[i, l] = reduce over the stored entries e = (i, j) of M[e, l]
+
+    What `scatter` is in PyG, `segment_sum` in jraph and `copy_e` in DGL. With `transpose` over the
+    entries of each column. Differentiable to any order in M; the gradient of a maximum or minimum
+    goes to the first entry that attains it, as in `gspmm`.
+
+    Args:
+      A: sparse [m, k] in CSR, CSC or COO; only its structure is read.
+      M: [nnz, d] or [nnz], in the order of A.values; float32, float64, bfloat16 or float16 (others
+        run in plain JAX).
+      reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
+      transpose: reduce over columns.
+      schedule: how to run, or its text, as for `gspmm`; None lets `choose_schedule` pick.
+
+    Returns:
+      Y [m, d] ([k, d] with `transpose`) in M's dtype (integers have a mean in floating point). Sums
+      are carried in float32 (float64 for float64); on the CPU the same bits for any number of
+      threads. Rows without entries are zero for every reduction. NaN propagates.
+
+    Raises:
+      TypeError: A is not a SparseArray, or schedule is not a Schedule.
+      ValueError: a reduction that is not one of these, or M has the wrong shape.
+      NotImplementedError: A is in CVS or BCSR; no kernel for this dtype with this schedule.
+
+    Source: Sgap, section 2.1 (segment reduction), as a product with the incidence matrix of rows
+    and entries.
+    """
+    check_sparse("aggregate", "A", A)
+    schedule = check_schedule("aggregate", schedule)
+    check_choice("aggregate", "reduce", reduce, REDUCTIONS)
+    transpose = check_flag(transpose, "transpose", "aggregate")
+    one = jnp.ndim(M) == 1
+    M = check_entry_values("aggregate", "M", A, M, () if one else ("d",))
+    Y = _aggregate(
+        A.T if transpose else A, M[:, None] if one else M, reduce=reduce, schedule=schedule
+    )
+    return Y[:, 0] if one else Y
+
+
+@partial(jax.jit, static_argnames=("reduce", "schedule"), inline=True)
+def _aggregate(A: SparseArray, M: Any, *, reduce: str, schedule: Schedule | None) -> jax.Array:
+    B = incidence(A, M.dtype)
+    return gspmm(B, M, op="copy", reduce=reduce, schedule=by_default(schedule, M.dtype))

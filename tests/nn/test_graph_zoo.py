@@ -1,0 +1,197 @@
+"""`SAGEConv`, `GINConv`, `GATv2Conv` and `RGCNConv` against dense NumPy, in nnx and in linen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax.test_util import check_grads
+
+from sgap_jax import COO, CSR, SparseArray, graphs, nn
+from sgap_jax.nn import linen as snn
+
+N, IN, OUT = 9, 5, 4
+FLOAT64 = dict(param_dtype=jnp.float64)
+KEY = jax.random.key(1)
+
+
+def directed(m=N, n=N, seed=0, density=0.35):
+    A = np.random.default_rng(seed).random((m, n)) < density
+    A[2] = False  # no neighbours
+    return A
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def close(a, b, **tolerance):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-9, "atol": 1e-11} | tolerance),
+        a,
+        b,
+    )
+
+
+def pure(layer):
+    return nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+
+
+def check(layer, twin, graph, x, expected, *more):
+    """The layer in nnx, under jit, its gradients, and its linen twin with the same parameters."""
+    y = layer(graph, x, *more)
+    close(y, expected)
+    close(nnx.jit(lambda layer, graph, x: layer(graph, x, *more))(layer, graph, x), expected)
+    definition, params = nnx.split(layer, nnx.Param)
+    f = lambda params, x: nnx.merge(definition, params)(graph, x, *more)
+    check_grads(jax.jit(f), (params, x), order=1, modes=("rev",), rtol=1e-4, atol=1e-4, eps=1e-5)
+    shapes = jax.tree.map(jnp.shape, twin.init(KEY, graph, x, *more)["params"])
+    own = pure(layer)
+    assert jax.tree.map(jnp.shape, own) == shapes
+    close(twin.apply({"params": own}, graph, x, *more), expected)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "min"])
+@pytest.mark.parametrize("shape", [(N, N), (6, N)], ids=["square", "block"])
+def test_sage(reduce, shape):
+    A, x = directed(*shape), normal(shape[1], IN)
+    out = {"mean": 3, "max": 7}.get(reduce, OUT)  # W before and after the messages
+    options = dict(reduce=reduce, normalize=reduce == "sum", **FLOAT64)
+    layer = nn.SAGEConv(IN, out, rngs=nnx.Rngs(0), **options)
+    layer.bias[...] = normal(out, seed=3)
+    received = np.zeros((shape[0], IN))
+    for i in range(shape[0]):
+        if A[i].any():
+            received[i] = getattr(np, reduce)(x[A[i]], axis=0)
+    W, R, b = (np.asarray(p[...]) for p in (layer.kernel, layer.root, layer.bias))
+    y = received @ W + x[: shape[0]] @ R + b
+    if reduce == "sum":
+        y = y / np.linalg.norm(y, axis=1, keepdims=True)
+    graph = SparseArray.from_dense(A.astype(float))
+    check(layer, snn.SAGEConv(out, **options), graph, x, y)
+    pair = (x, x[: shape[0]])
+    close(layer(graph, pair), y)
+    batched = layer(graph, np.stack([x, 2 * x]))
+    close(batched[0], y)
+
+
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin(train_eps):
+    A, x = directed(), normal(N, IN)
+    network = nnx.Linear(IN, OUT, rngs=nnx.Rngs(0), **FLOAT64)
+    options = dict(eps=0.25, train_eps=train_eps)
+    layer = nn.GINConv(network, param_dtype=jnp.float64, **options)
+    y = (1.25 * x + A @ x) @ np.asarray(network.kernel[...]) + np.asarray(network.bias[...])
+    dense = linen.Dense(OUT, **FLOAT64)
+    twin = snn.GINConv(dense, param_dtype=jnp.float64, **options)
+    check(layer, twin, SparseArray.from_dense(A.astype(float)), x, y)
+
+
+@pytest.mark.parametrize("format", [CSR, COO], ids=str)
+@pytest.mark.parametrize("concat", [True, False])
+@pytest.mark.parametrize("edges", [False, True])
+def test_gatv2(edges, concat, format):
+    A, x, heads = directed(), normal(N, IN), 3
+    of_edges = 2 if edges else None
+    options = dict(heads=heads, concat=concat, **FLOAT64)
+    shared = not concat
+    layer = nn.GATv2Conv(
+        *(IN, OUT), edge_features=of_edges, share_weights=shared, rngs=nnx.Rngs(0), **options
+    )
+    graph = SparseArray.from_dense(A.astype(float), format=format)
+    rows, columns = np.nonzero(A)
+    f = normal(len(rows), 2, seed=4)
+    left = x @ np.asarray(layer.to_kernel[...])
+    right = left if shared else x @ np.asarray(layer.from_kernel[...])
+    hidden = left[rows] + right[columns]
+    if edges:
+        hidden = hidden + f @ np.asarray(layer.edge_kernel[...])
+    hidden = np.where(hidden > 0, hidden, 0.2 * hidden).reshape(-1, heads, OUT)
+    logits = (hidden * np.asarray(layer.attention[...])).sum(-1)
+    y = np.zeros((N, heads, OUT))
+    for i in range(N):
+        own = rows == i
+        if own.any():
+            p = np.exp(logits[own] - logits[own].max(0))
+            p /= p.sum(0)
+            y[i] = np.einsum("eh,ehf->hf", p, right[columns[own]].reshape(-1, heads, OUT))
+    y = y.reshape(N, -1) if concat else y.mean(1)
+    twin = snn.GATv2Conv(OUT, share_weights=shared, **options)
+    check(layer, twin, graph, x, y, *([f] if edges else []))
+
+
+def test_gatv2_drops_weights():
+    graph, x = SparseArray.from_dense(directed().astype(float)), normal(N, IN)
+    layer = nn.GATv2Conv(IN, OUT, heads=2, dropout_rate=0.5, rngs=nnx.Rngs(0), **FLOAT64)
+    dropped = layer(graph, x)
+    layer.eval()
+    assert not np.allclose(dropped, layer(graph, x))
+    close(layer(graph, x), layer(graph, x))
+
+
+@pytest.mark.parametrize("bases", [None, 2])
+def test_rgcn(bases):
+    names = ["likes", "knows", "cites"]
+    matrices = {name: directed(seed=i) * 1.0 for i, name in enumerate(names)}
+    x = normal(N, IN)
+    relations = graphs.join_relations(
+        {name: SparseArray.from_dense(A) for name, A in matrices.items()}, normalize=True
+    )
+    layer = nn.RGCNConv(IN, OUT, 3, bases=bases, rngs=nnx.Rngs(0), **FLOAT64)
+    W = np.asarray(layer.kernel[...])
+    if bases:
+        W = np.einsum("rb,bio->rio", np.asarray(layer.coefficients[...]), W)
+    y = x @ np.asarray(layer.root[...])
+    for r, name in enumerate(names):
+        A = matrices[name]
+        y = y + A / np.maximum(A.sum(1, keepdims=True), 1) @ x @ W[r]
+    check(layer, snn.RGCNConv(OUT, bases=bases, **FLOAT64), relations, x, y)
+    products = str(jax.make_jaxpr(lambda x: layer(relations, x))(x)).count("spmm[")
+    assert products == 1
+
+
+def test_rgcn_of_several_kinds_of_nodes():
+    likes, liked = directed(4, 7), directed(7, 4, seed=2)
+    A = {("user", "likes", "item"): likes, ("item", "liked by", "user"): liked}
+    relations = graphs.join_relations({k: SparseArray.from_dense(v * 1.0) for k, v in A.items()})
+    x = {"user": normal(7, IN), "item": normal(4, IN, seed=5)}
+    layer = nn.RGCNConv(IN, OUT, 2, rngs=nnx.Rngs(0), **FLOAT64)
+    W, R = np.asarray(layer.kernel[...]), np.asarray(layer.root[...])
+    y = {
+        "user": liked @ x["item"] @ W[1] + x["user"] @ R,
+        "item": likes @ x["user"] @ W[0] + x["item"] @ R,
+    }
+    check(layer, snn.RGCNConv(OUT, **FLOAT64), relations, x, y)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda g, x: nn.SAGEConv(IN, 2, reduce="prod", rngs=nnx.Rngs(0)), ValueError, "reduce"),
+        (lambda g, x: nn.SAGEConv(4, 2, rngs=nnx.Rngs(0))(g, x), ValueError, "x must have shape"),
+        (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, x), TypeError, "graph must be"),
+        (
+            lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(g[:, :4], x[:4]),
+            ValueError,
+            "expected a pair",
+        ),
+        (lambda g, x: nn.GINConv(lambda x: x)(g, x[:3]), ValueError, "x must have shape"),
+        (lambda g, x: nn.GATv2Conv(IN, 2, heads=0, rngs=nnx.Rngs(0)), ValueError, "heads must be"),
+        (
+            lambda g, x: nn.GATv2Conv(IN, 2, rngs=nnx.Rngs(0))(g, x, x),
+            ValueError,
+            "edges and edge_features",
+        ),
+        (lambda g, x: nn.RGCNConv(IN, 2, 2, rngs=nnx.Rngs(0))(g, x), TypeError, "be Relations"),
+        (
+            lambda g, x: nn.RGCNConv(IN, 2, 2, rngs=nnx.Rngs(0), **FLOAT64)(
+                graphs.join_relations({"a": g}), x
+            ),
+            ValueError,
+            "relations: expected 2",
+        ),
+    ],
+)
+def test_errors(call, error, words):
+    with pytest.raises(error, match=words):
+        call(SparseArray.from_dense(directed() * 1.0), normal(N, IN))

@@ -1,0 +1,280 @@
+"""`sgap_jax.graphs` against dense NumPy: lists of edges, batches, subgraphs, samples, relations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSR,
+    SparseArray,
+    aggregate,
+    graphs,
+    gsddmm,
+    gspmm,
+    row_sum,
+    sparse_softmax,
+)
+
+FORMATS = [CSR, CSC, COO]
+
+
+def edges(n, count, seed=0):
+    return np.random.default_rng(seed).integers(0, n, (2, count))
+
+
+def random_graph(n, seed=0, density=0.3, format=CSR):
+    rng = np.random.default_rng(seed)
+    dense = np.where(rng.random((n, n)) < density, rng.standard_normal((n, n)), 0)
+    return SparseArray.from_dense(dense, format=format)
+
+
+# ---- lists of edges -----------------------------------------------------------------------------
+
+
+def test_edges_are_summed():
+    index, values = edges(7, 60), np.random.default_rng(1).standard_normal(60)
+    A, perm = graphs.from_edges(index, values, return_perm=True)
+    expected = np.zeros((7, 7))
+    np.add.at(expected, (index[1], index[0]), values)
+    np.testing.assert_allclose(A.todense(), expected)
+    assert A.format == CSR and A.shape == (7, 7) and A.nnz == len(perm) == len(set(perm))
+    rows, columns = A.coordinates()
+    np.testing.assert_array_equal(index[:, perm], np.stack([columns, rows]))
+    np.testing.assert_array_equal(graphs.from_edges(index).values.sum(), 60)
+    A.checked()
+
+
+def test_edges_are_kept():
+    """Each edge of a multigraph is an entry: means are over edges, and each has a vector."""
+    index, rng = edges(7, 60), np.random.default_rng(1)
+    values, V = rng.standard_normal(60), rng.standard_normal((60, 3))
+    A, perm = graphs.from_edges(
+        index, values, num_nodes=9, duplicates="keep", return_perm=True, dtype=jnp.float64
+    )
+    assert A.shape == (9, 9) and A.nnz == 60 and len(np.unique(index, axis=1).T) < 60
+    np.testing.assert_array_equal(A.values, values[perm])
+    X = rng.standard_normal((9, 3))
+    count = np.bincount(index[1], minlength=9)[:, None]
+    total, of_vectors = np.zeros((9, 3)), np.zeros((9, 3))
+    np.add.at(total, index[1], X[index[0]] * values[:, None])
+    np.add.at(of_vectors, index[1], X[index[0]] * V)
+    np.testing.assert_allclose(gspmm(A, X, reduce="mean"), total / np.maximum(count, 1))
+    np.testing.assert_allclose(gspmm(A, X, values=V[perm]), of_vectors)
+    np.testing.assert_allclose(A.todense(), graphs.from_edges(index, values, num_nodes=9).todense())
+    back = np.zeros((9, 3))
+    np.add.at(back, index[0], X[index[1]] * V)
+    np.testing.assert_allclose(gspmm(A, X, values=V[perm], transpose=True), back)
+    sums = np.zeros((9, 3))
+    np.add.at(sums, index[1], V)
+    np.testing.assert_allclose(aggregate(A, V[perm]), sums)
+    np.testing.assert_allclose(row_sum(A), sums_of(values, index[1], 9))
+    P = sparse_softmax(A, values=V[perm])
+    np.testing.assert_allclose(aggregate(A, P), (count > 0) * np.ones((9, 3)))
+    difference = gsddmm(A, X, X, op="sub", reduce=None)
+    np.testing.assert_allclose(difference, (X[index[1]] - X[index[0]])[perm])
+    gradient = jax.grad(lambda V: jnp.sum(gspmm(A, X, values=V, reduce="max") ** 2))(V[perm])
+    assert np.isfinite(gradient).all() and gradient.shape == (60, 3)
+
+
+def sums_of(values, to, n):
+    out = np.zeros(n)
+    np.add.at(out, to, values)
+    return out
+
+
+def test_edges_between_two_kinds_of_nodes():
+    index = np.array([[0, 4, 2], [1, 0, 1]])
+    A = graphs.from_edges(index, num_nodes=(5, 2), duplicates="error")
+    assert A.shape == (2, 5)
+    np.testing.assert_array_equal(A.todense(), [[0, 0, 0, 0, 1], [1, 0, 1, 0, 0]])
+    values = jax.jit(lambda v: graphs.from_edges(index, v, num_nodes=(5, 2)).todense())(
+        jnp.arange(3.0)
+    )
+    np.testing.assert_array_equal(values, [[0, 0, 0, 0, 1], [0, 0, 2, 0, 0]])
+    empty = graphs.from_edges(np.zeros((2, 0), int), num_nodes=3)
+    assert empty.shape == (3, 3) and empty.nnz == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: graphs.from_edges([[0, 1], [1, 2], [0, 0]]), r"expected shape \[2, E\]"),
+        (lambda: graphs.from_edges([[0, 3], [1, 0]], num_nodes=3), "sources"),
+        (lambda: graphs.from_edges([[0, 0], [1, 1]], duplicates="error"), "from 0 to 1 more than"),
+        (lambda: graphs.from_edges([[0], [1]], duplicates="max"), "duplicates: expected one of"),
+        (lambda: graphs.from_edges([[0], [1]], [1.0, 2.0]), "values: expected shape"),
+        (lambda: graphs.from_edges([[0], [1]], num_nodes=(1, 2, 3)), "num_nodes: expected n"),
+        (lambda: jax.jit(graphs.from_edges)(jnp.zeros((2, 3), int)), "outside jit"),
+        (lambda: graphs.induced_subgraph(random_graph(4), [1, 1]), "each node once"),
+        (lambda: graphs.induced_subgraph(random_graph(4), [1, 4]), "nodes"),
+        (lambda: graphs.induced_subgraph(random_graph(9), np.arange(9), nse=1), "nse: expected at"),
+        (lambda: graphs.induced_subgraph(random_graph(4)[:3], [1]), "must be square"),
+        (lambda: graphs.batch([random_graph(4)], num_nodes=3), "num_nodes: expected at least 4"),
+        (lambda: graphs.batch([random_graph(4)[:2]]), "must be square"),
+        (lambda: graphs.pad_rows([np.ones((3, 2))], 2), "size: expected at least 3"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [], 2), "one for each layer"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [0], 2), "fanouts must be at least 1"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [1], 1).sample([0, 1]), "at most 1"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [1], 3).sample([1, 1]), "each node once"),
+        (lambda: graphs.join_relations({}), "at least one relation"),
+        (
+            lambda: graphs.join_relations({"a": random_graph(4), "b": random_graph(3)}),
+            "expected 4 nodes, as before, got 3",
+        ),
+        (
+            lambda: graphs.join_relations({"a": random_graph(4)}).sum({"b": np.ones((4, 2))}),
+            "messages: expected those of",
+        ),
+        (
+            lambda: graphs.join_relations({"a": random_graph(4)}).sum({"a": np.ones((3, 2))}),
+            "expected shape",
+        ),
+        (lambda: graphs.batch([random_graph(4).asformat(BCSR(2, 2))]), "expected a matrix in CSR"),
+    ],
+)
+def test_errors(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+def test_batches_of_one_capacity_compile_once():
+    traced = []
+
+    @jax.jit
+    def step(batch, X):
+        traced.append(None)
+        H = gspmm(batch.graph, X)
+        found = [batch.readout(H, reduce) for reduce in ("sum", "mean", "max", "min")]
+        return H, found, batch.spread(found[0]), batch.graph_of_node
+
+    sizes = dict(num_nodes=20, nse=150, num_graphs=4)
+    for seed, counts in enumerate([(3, 5, 7), (6, 1, 2, 9), (8,)]):
+        own = [random_graph(n, seed + i, format=FORMATS[i % 3]) for i, n in enumerate(counts)]
+        X = [np.random.default_rng(i).standard_normal((n, 2)) for i, n in enumerate(counts)]
+        batch = graphs.batch(own, **sizes)
+        H, found, spread, of_node = step(batch, graphs.pad_rows(X, 20))
+        first = 0
+        for g, (A, x) in enumerate(zip(own, X, strict=True)):
+            h = np.asarray(A.todense()) @ x
+            np.testing.assert_allclose(H[first : first + len(x)], h, atol=1e-12)
+            for reduce, y in zip(("sum", "mean", "max", "min"), found, strict=True):
+                np.testing.assert_allclose(y[g], getattr(np, reduce)(h, axis=0), atol=1e-12)
+            np.testing.assert_allclose(
+                spread[first : first + len(x)], np.tile(h.sum(0), (len(x), 1)), atol=1e-12
+            )
+            np.testing.assert_array_equal(of_node[first : first + len(x)], g)
+            first += len(x)
+        assert not H[first:].any() and not spread[first:].any()
+        assert (np.asarray(of_node[first:]) == 4).all()
+        for y in found:
+            assert not y[len(own) :].any()
+        batch.graph.checked()
+    assert len(traced) == 1
+    exact = graphs.batch([random_graph(3), random_graph(4)])
+    assert exact.graph.shape == (7, 7) and exact.membership.shape == (2, 7)
+
+
+# ---- subgraphs and samples ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_induced_subgraph(format):
+    A = random_graph(12, format=format)
+    nodes = np.array([7, 2, 11, 0, 5])
+    B, entries = graphs.induced_subgraph(A, nodes)
+    np.testing.assert_array_equal(B.todense(), np.asarray(A.todense())[np.ix_(nodes, nodes)])
+    np.testing.assert_array_equal(B.values, np.asarray(A.values)[entries])
+    room, entries = graphs.induced_subgraph(A, nodes, nse=B.nnz + 3)
+    assert room.nnz == len(entries) == B.nnz + 3
+    np.testing.assert_array_equal(room.checked().todense(), B.todense())
+    nothing, _ = graphs.induced_subgraph(A, np.zeros(0, int))
+    assert nothing.shape == (0, 0)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_samples_are_of_the_graph(format):
+    A = random_graph(40, format=format, density=0.25)
+    dense = np.asarray(A.todense())
+    sampler = graphs.NeighborSampler(A, (4, 20), 6, seed=3)
+    assert sampler.capacities == (6, 30, 70)
+    seeds = np.array([5, 39, 0, 17])
+    sample = sampler.sample(seeds)
+    np.testing.assert_array_equal(sample.is_seed, [True] * 4 + [False] * 2)
+    assert [b.shape for b in sample.blocks] == [(30, 70), (6, 30)]
+    nodes = np.asarray(sample.nodes)
+    np.testing.assert_array_equal(nodes[:4], seeds)
+    first, second = (np.asarray(b.checked().todense()) for b in sample.blocks)
+    rows, columns = np.nonzero(second)
+    np.testing.assert_array_equal(second[rows, columns], dense[nodes[rows], nodes[columns]])
+    degree = (dense[seeds] != 0).sum(1)
+    np.testing.assert_array_equal((second != 0).sum(1)[:4], np.minimum(degree, 4))
+    assert not second[4:].any()
+    # 20 is more than any node has: the first layer has all edges of its targets.
+    targets = np.union1d(np.arange(4), np.nonzero(second.any(0))[0])
+    for t in targets:
+        own = np.zeros(40)
+        own[nodes[np.nonzero(first[t])[0]]] = first[t][np.nonzero(first[t])[0]]
+        np.testing.assert_array_equal(own, dense[nodes[t]])
+    for block, entries in zip(sample.blocks, sample.entries, strict=True):
+        used = int(block.row_offsets[-1])
+        np.testing.assert_array_equal(block.values[:used], np.asarray(A.values)[entries[:used]])
+        assert len(set(np.asarray(entries[:used]).tolist())) == used  # without replacement
+
+
+def test_samples_compile_once_and_are_uniform():
+    A = SparseArray.from_dense(np.ones((10, 10)))
+    sampler = graphs.NeighborSampler(A, (3,), 4)
+    traced, counts, seen = [], np.zeros(10), []
+
+    @jax.jit
+    def layer(sample, X):
+        traced.append(None)
+        (block,) = sample.blocks
+        return gspmm(block, X[sample.nodes], reduce="mean")
+
+    X = np.eye(10)
+    for _ in range(40):
+        for seeds, sample in sampler.epoch(np.arange(10)):
+            Y = layer(sample, X)
+            own = np.asarray(sample.is_seed)
+            np.testing.assert_allclose(Y.sum(1), own, atol=1e-12)
+            counts += (np.asarray(Y) > 0).sum(0)
+            seen += seeds[own].tolist()
+    assert len(traced) == 1
+    np.testing.assert_array_equal(np.bincount(seen), 40)
+    assert abs(counts - 120).max() < 45  # 4 standard deviations of 400 draws of 3 among 10
+    same = [graphs.NeighborSampler(A, (3,), 4, seed=7).sample([1, 2]).nodes for _ in range(2)]
+    np.testing.assert_array_equal(*same)
+
+
+# ---- relations ----------------------------------------------------------------------------------
+
+
+def test_relations_are_one_product():
+    rng = np.random.default_rng(0)
+    shapes = {("u", "a", "v"): (4, 6), ("u", "b", "u"): (6, 6), ("v", "c", "u"): (6, 4)}
+    dense = {k: np.where(rng.random(s) < 0.4, rng.random(s), 0) for k, s in shapes.items()}
+    of = {
+        k: SparseArray.from_dense(v, format=f)
+        for (k, v), f in zip(dense.items(), FORMATS, strict=True)
+    }
+    relations = graphs.join_relations(of)
+    H = {k: rng.standard_normal((shape[1], 3)) for k, shape in shapes.items()}
+    sums = jax.jit(lambda relations, H: relations.sum(dict(zip(relations.keys, H, strict=True))))
+    found = sums(relations, tuple(H.values()))
+    expected = {k: dense[k] @ H[k] for k in shapes}
+    keys = list(shapes)
+    np.testing.assert_allclose(found["v"], expected[keys[0]])
+    np.testing.assert_allclose(found["u"], expected[keys[1]] + expected[keys[2]])
+    means = graphs.join_relations({"r": of[keys[1]], "s": of[keys[1]]}, normalize=True)
+    lengths = np.maximum((dense[keys[1]] != 0).sum(1, keepdims=True), 1)
+    X = rng.standard_normal((6, 3))
+    (Y,) = means.sum({"r": X, "s": 2 * X}).values()
+    np.testing.assert_allclose(Y, 3 * (dense[keys[1]] / lengths) @ X)
