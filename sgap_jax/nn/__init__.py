@@ -17,6 +17,9 @@ from sgap_jax.nn.dynamic_attention import TopKSparseAttention as TopKSparseAtten
 from sgap_jax.nn.experts import RouterLosses as RouterLosses
 from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
 from sgap_jax.nn.experts import router_z_loss as router_z_loss
+from sgap_jax.nn.general import SparseConv as SparseConv
+from sgap_jax.nn.general import SparseEinsum as SparseEinsum
+from sgap_jax.nn.general import SparseLinearGeneral as SparseLinearGeneral
 from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
 from sgap_jax.nn.linear import SparseLinear as SparseLinear
@@ -27,4 +30,5 @@ from sgap_jax.nn.pruning import prune_step as prune_step
 from sgap_jax.nn.pruning import sparsity_schedule as sparsity_schedule
 from sgap_jax.nn.rigl import dense_gradients as dense_gradients
 from sgap_jax.nn.rigl import rigl_step as rigl_step
+from sgap_jax.nn.sparsify import sparsify as sparsify
 from sgap_jax.nn.structure import Structure as Structure
