@@ -266,6 +266,8 @@ class Operators(StoredArray):
         that cut vectors or blocks; ValueError for an index array into a traced structure;
         NotImplementedError for a traced tensor.
         """
+        if index is Ellipsis:  # an nnx.Variable that holds A is read so, whatever its leaves are
+            return self
         return indexing.item(self, index)
 
     def rows(self, index: Any, *, nse: int | None = None) -> Self:

@@ -43,12 +43,24 @@ def prune(W: ArrayLike, format: Format | str = CSR, *, sparsity: float) -> Spars
     W = np.asarray(W)
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")
-    format = require_stored(format, 2, "prune")
-    kept = kept_groups("prune", W.shape, format, sparsity)
-    norms = _squared_norms(W, format)
+    (pruned,) = prune_together("prune", [W], require_stored(format, 2, "prune"), sparsity)
+    return pruned
+
+
+def prune_together(
+    op: str, matrices: list[np.ndarray], format: Format, sparsity: Any
+) -> list[SparseArray]:
+    """The matrices with the largest of all their groups: what `prune` is of one."""
+    sizes = [_groups(W.shape, format) for W in matrices]
+    kept = round((1 - _share(op, "sparsity", sparsity)) * sum(sizes))
+    norms = [_squared_norms(W, format).reshape(-1) for W in matrices]
     # A stable sort of the negated norms: NaN is sorted last.
-    order = np.argsort(-norms.reshape(-1), kind="stable")[:kept]
-    return _of_groups(order, W.shape, format, lambda rows, columns: W[rows, columns])
+    order = np.argsort(-np.concatenate(norms), kind="stable")[:kept]
+    pruned = []
+    for W, begin, size in zip(matrices, np.cumsum([0, *sizes]), sizes, strict=False):
+        own = order[(order >= begin) & (order < begin + size)] - begin
+        pruned.append(_of_groups(own, W.shape, format, lambda r, c, W=W: W[r, c]))
+    return pruned
 
 
 def random(

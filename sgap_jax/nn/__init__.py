@@ -18,6 +18,9 @@ from sgap_jax.nn.experts import RouterLosses as RouterLosses
 from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
 from sgap_jax.nn.experts import router_z_loss as router_z_loss
 from sgap_jax.nn.gatv2 import GATv2Conv as GATv2Conv
+from sgap_jax.nn.general import SparseConv as SparseConv
+from sgap_jax.nn.general import SparseEinsum as SparseEinsum
+from sgap_jax.nn.general import SparseLinearGeneral as SparseLinearGeneral
 from sgap_jax.nn.gin import GINConv as GINConv
 from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
@@ -31,4 +34,5 @@ from sgap_jax.nn.rgcn import RGCNConv as RGCNConv
 from sgap_jax.nn.rigl import dense_gradients as dense_gradients
 from sgap_jax.nn.rigl import rigl_step as rigl_step
 from sgap_jax.nn.sage import SAGEConv as SAGEConv
+from sgap_jax.nn.sparsify import sparsify as sparsify
 from sgap_jax.nn.structure import Structure as Structure

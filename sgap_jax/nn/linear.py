@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.core import meta
+from flax.nnx import reprlib
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
@@ -21,6 +24,7 @@ from sgap_jax.formats.prune import prune
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.structure import (
     check_format,
+    index_arrays,
     of_index_arrays,
     random_structure,
     stored_arrays,
@@ -31,10 +35,141 @@ from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
 ZEROS = nnx.initializers.zeros_init()
+LECUN = nnx.initializers.lecun_normal()
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
-class SparseLinear(nnx.Module):
+class SparseWeight(nnx.Module):
+    """What layers with a sparse weight have in common: the parameter `values`, the structure, a
+    bias perhaps, and products with the weight [outputs, inputs]."""
+
+    values: nnx.Param
+    bias: nnx.Param | None
+    dtype: Any
+    param_dtype: Any
+    promote_dtype: Any
+    schedule: Schedule | None
+    watched: nnx.Variable | None = None  # of `dense_gradients`
+    blocks = 1  # on the diagonal of the weight, where it is made of several
+
+    def _initialize(
+        self,
+        shape: tuple[int, int],
+        bias_shape: tuple[int, ...] | None,
+        *,
+        sparsity: float,
+        format: Format | str,
+        kernel_init: Initializer,
+        values_init: Initializer | None,
+        bias_init: Initializer,
+        rngs: nnx.Rngs,
+        values_metadata: Mapping[str, Any],
+        kernel_metadata: Mapping[str, Any],
+        bias_metadata: Mapping[str, Any],
+        outer: Sequence[int] = (1,),
+        kernel_ndim: int = 2,
+    ) -> None:
+        """A new weight at random places, of blocks of `shape` one below the other. `outer` are the
+        axes of outputs of the dense kernel."""
+        op = type(self).__name__
+        format = check_format(op, format)
+        # Random keys are drawn in the order of nnx.Linear: values, bias; then the places.
+        value_key = rngs.params()
+        bias = (
+            None if bias_shape is None else bias_init(rngs.params(), bias_shape, self.param_dtype)
+        )
+        W = random_structure(rngs.params(), shape, sparsity, format, op, self.blocks)
+        sizes = shape[1], shape[0] // self.blocks
+        init = values_init or values_initializer(kernel_init, sizes, sparsity, outer, kernel_ndim)
+        # An initializer may wrap what it returns in metadata, a sharding for example.
+        values = init(value_key, W.values.shape, self.param_dtype)
+        block = len(format.block_shape)
+        of_kernel = metadata_of_values(kernel_metadata, outer, kernel_ndim, block)
+        self._store(W, values, bias, {**of_kernel, **values_metadata}, bias_metadata)
+
+    def _store(
+        self,
+        W: SparseArray,
+        values: Any,
+        bias: Any,
+        values_metadata: Mapping[str, Any] = NO_METADATA,
+        bias_metadata: Mapping[str, Any] = NO_METADATA,
+    ) -> None:
+        self.weight_shape = (W.shape[0], W.shape[1])
+        self.use_bias = bias is not None
+        self.format = W.format
+        self.values = nnx.Param(values, **values_metadata)
+        self.structure = structure_of(W)
+        self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
+
+    @property
+    def weight(self) -> SparseArray:
+        """W as a SparseArray: the parameter and the structure, not copied."""
+        return self._with(self.values[...])
+
+    def set_weight(self, A: SparseArray) -> None:
+        """Replaces the weight, values and places, in place::
+
+            layer.set_weight(sgap_jax.prune(W, layer.format, sparsity=0.95))
+
+        Args:
+          A: sparse [outputs, inputs] as `weight`, of any format and number of entries: converted to
+            the layer's format and the dtype of its values, and copied. With another number of
+            entries an optimizer has to be made anew.
+
+        Raises:
+          TypeError: A is not a SparseArray. ValueError: another shape, or, of a weight of several
+            blocks on the diagonal, entries outside of them.
+        """
+        op = f"{type(self).__name__}.set_weight"
+        check_sparse(op, "A", A)
+        if A.shape != self.weight_shape:
+            raise ValueError(f"{op}: A: expected shape {self.weight_shape}, got {A.shape}")
+        A = A.asformat(self.format)
+        if self.blocks > 1:
+            self._check_diagonal(op, A)
+        values = jnp.array(A.values, self.values.dtype)
+        self.values.set_value(values)
+        for name, array in index_arrays(A).items():
+            self.structure[name].set_value(jnp.array(array))
+
+    def _check_diagonal(self, op: str, A: SparseArray) -> None:
+        coordinates = [np.asarray(x) for x in A.coordinates()]
+        inside = coordinates[0] < A.shape[0]
+        row, column = (
+            x[inside] // (size // self.blocks) for x, size in zip(coordinates, A.shape, strict=True)
+        )
+        if (row != column).any():
+            raise ValueError(
+                f"{op}: A: expected entries in the {self.blocks} blocks on the diagonal"
+            )
+
+    def _with(self, values: Any) -> SparseArray:
+        return of_index_arrays(
+            stored_arrays(self.structure), values, self.weight_shape, self.format
+        )
+
+    def _product(self, inputs: jax.Array, values: jax.Array) -> jax.Array:
+        """inputs W^T, over the last axis of the inputs."""
+        op = type(self).__name__
+        outputs = linear(op, inputs, self._with(values), None, self.schedule)
+        if self.watched is not None:
+            outputs += zero_product(inputs, self.watched[...])
+        return outputs
+
+    def __nnx_repr__(self) -> Iterator[Any]:
+        """The weight in a line, in place of its arrays."""
+        for item in super().__nnx_repr__():
+            key = getattr(item, "key", None)
+            if key == "values":
+                held = {name: self.structure[name].get_value() for name in self.structure}
+                W = of_index_arrays(held, self.values.get_value(), self.weight_shape, self.format)
+                yield reprlib.Attr("weight", repr(W), use_raw_value=True)
+            elif key != "structure":
+                yield item
+
+
+class SparseLinear(SparseWeight):
     """A linear layer with a sparse weight, the counterpart of `nnx.Linear`.
 
         y = x W^T + b,   W [out_features, in_features] sparse, x [..., in_features]
@@ -55,11 +190,17 @@ class SparseLinear(nnx.Module):
       format: of W: CSR, CVS(V), whose vectors are V consecutive outputs of one input, or
         BCSR(r, c), whose blocks are r consecutive outputs of c consecutive inputs.
       use_bias, dtype, param_dtype, bias_init, promote_dtype: as in `nnx.Linear`.
-      values_init: initializer, called with the shape of the values; None is LeCun's normal
-        distribution for the (1 - sparsity) in_features inputs that an output has on average.
+      kernel_init: initializer as of `nnx.Linear`, called with the shape (inputs that an output has,
+        outputs that an input has) on average, as often as it takes to fill the values: its fans
+        are those of the sparse weight.
+      values_init: in place of kernel_init, an initializer that is called with the shape of the
+        values.
       schedule: of the product; None lets `choose_schedule` pick.
       rngs: of the places and the values (stream `params`).
-      values_metadata, bias_metadata: of the parameters, a sharding for example.
+      kernel_metadata: as of `nnx.Linear`; of a sharding by names of the kernel's axes (inputs,
+        outputs), also one that `nnx.with_partitioning` adds to kernel_init, the values have that of
+        the outputs along their first axis.
+      values_metadata, bias_metadata: of the parameters, a sharding of their own axes for example.
 
     Returns (called with x): y [..., out_features] in `dtype`, or if that is None in the promoted
     dtype of x and the parameters. Sums are carried in float32 at least and rounded once before the
@@ -73,10 +214,6 @@ class SparseLinear(nnx.Module):
     8 (blocks).
     """
 
-    values: nnx.Param
-    bias: nnx.Param | None
-    watched: nnx.Variable | None = None  # of `dense_gradients`
-
     def __init__(
         self,
         in_features: int,
@@ -87,44 +224,34 @@ class SparseLinear(nnx.Module):
         use_bias: bool = True,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = LECUN,
         values_init: Initializer | None = None,
         bias_init: Initializer = ZEROS,
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | str | None = None,
         rngs: nnx.Rngs,
         values_metadata: Mapping[str, Any] = NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = NO_METADATA,
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
-        schedule = check_schedule("SparseLinear", schedule)
-        format = check_format("SparseLinear", format)
-        shape = (out_features, in_features)
-        # Random keys are drawn in the order of nnx.Linear: values, bias; then the places.
-        value_key = rngs.params()
-        bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
-        W = random_structure(rngs.params(), shape, sparsity, format, "SparseLinear")
-        init = values_init or scaled_normal(in_features, sparsity)
-        # An initializer may wrap what it returns in metadata, a sharding for example.
-        values = init(value_key, W.values.shape, param_dtype)
-        self._store(W, values, bias, values_metadata, bias_metadata)
+        self.schedule = check_schedule("SparseLinear", schedule)
+        self.in_features, self.out_features = in_features, out_features
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
-        self.schedule = schedule
-
-    def _store(
-        self,
-        W: SparseArray,
-        values: Any,
-        bias: Any,
-        values_metadata: Mapping[str, Any] = NO_METADATA,
-        bias_metadata: Mapping[str, Any] = NO_METADATA,
-    ) -> None:
-        self.out_features, self.in_features = W.shape
-        self.use_bias = bias is not None
-        self.format = W.format
-        self.values = nnx.Param(values, **values_metadata)
-        self.structure = structure_of(W)
-        self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
+        self._initialize(
+            (out_features, in_features),
+            (out_features,) if use_bias else None,
+            sparsity=sparsity,
+            format=format,
+            kernel_init=kernel_init,
+            values_init=values_init,
+            bias_init=bias_init,
+            rngs=rngs,
+            values_metadata=values_metadata,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
 
     @classmethod
     def from_dense(
@@ -151,12 +278,15 @@ class SparseLinear(nnx.Module):
         mask, own = getattr(layer, "mask", None), getattr(layer, "format", CSR)
         format = check_format(op, own if format is None else format)
         given = None if mask is None else mask[...]
-        pruned = pruned_weight(op, layer.kernel[...], given, sparsity, format)
+        return cls.of_stacked(layer, pruned_weight(op, layer.kernel[...], given, sparsity, format))
+
+    @classmethod
+    def of_stacked(cls, layer: nnx.Linear, W: SparseArray) -> SparseLinear:
+        """A layer with this weight, and the bias and dtypes of a dense one."""
         bias = None if layer.bias is None else layer.bias[...]
         promote = layer.promote_dtype
-        made = cls.from_weight(pruned, bias, dtype=layer.dtype, promote_dtype=promote)
-        if made.bias is not None and layer.bias is not None:
-            made.bias.set_metadata(**layer.bias.get_metadata())
+        made = cls.from_weight(W, bias, dtype=layer.dtype, promote_dtype=promote)
+        copy_metadata(layer, made, outer=(1,))
         return made
 
     @classmethod
@@ -187,24 +317,14 @@ class SparseLinear(nnx.Module):
             schedule=schedule,
             rngs=nnx.Rngs(0),
         )
+        made.out_features, made.in_features = W.shape
         made._store(W, jnp.array(W.values), None if bias is None else jnp.array(bias))
         return made
-
-    @property
-    def weight(self) -> SparseArray:
-        """W as a SparseArray: the parameter and the structure, not copied."""
-        return of_index_arrays(
-            stored_arrays(self.structure), self.values[...], self._shape, self.format
-        )
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
 
     def to_dense(self, *, rngs: nnx.Rngs | None = None) -> nnx.Linear:
         """An `nnx.Linear` with the same weights, and zeros where none is stored."""
         dense = nnx.Linear(
-            *reversed(self._shape),
+            *reversed(self.weight_shape),
             use_bias=self.use_bias,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
@@ -216,16 +336,12 @@ class SparseLinear(nnx.Module):
             dense.bias[...] = self.bias[...]
         return dense
 
-    def __call__(self, inputs: Any) -> jax.Array:
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         bias = None if self.bias is None else self.bias[...]
         inputs, values, bias = self.promote_dtype(
             (inputs, self.values[...], bias), dtype=self.dtype
         )
-        W = of_index_arrays(stored_arrays(self.structure), values, self._shape, self.format)
-        outputs = linear("SparseLinear", inputs, W, bias, self.schedule)
-        if self.watched is not None:
-            outputs += zero_product(inputs, self.watched[...])
-        return outputs
+        return resharded(with_bias(self._product(inputs, values), bias), out_sharding)
 
 
 @jax.custom_vjp
@@ -278,18 +394,80 @@ def pruned_weight(
     return SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
 
 
-def scaled_normal(in_features: int, sparsity: float) -> Initializer:
-    """LeCun's normal initializer, of variance 1 / fan_in with fan_in = (1 - sparsity) in_features,
-    the mean number of inputs of an output."""
-    fan_in = max((1 - sparsity) * in_features, 1.0)
+def values_initializer(
+    kernel_init: Initializer,
+    sizes: tuple[int, int],
+    sparsity: float,
+    outer: Sequence[int] = (1,),
+    kernel_ndim: int = 2,
+) -> Initializer:
+    """The initializer of stored values, from that of a kernel of `sizes` (inputs, outputs). Axes of
+    the kernel that its metadata names: `outer`, of `kernel_ndim`, are those of outputs."""
+    fans = tuple(max(round((1 - sparsity) * size), 1) for size in sizes)
 
-    def init(key: Any, shape: Any, dtype: Any, out_sharding: Any = None) -> jax.Array:
-        # The standard deviation of a normal distribution truncated to [-2, 2].
-        scale = 1 / math.sqrt(fan_in) / 0.87962566103423978
-        normal = jax.random.truncated_normal(key, -2, 2, shape, dtype)
-        return normal * jnp.asarray(scale, dtype)
+    def init(key: Any, shape: Any, dtype: Any) -> Any:
+        boxes: list[Any] = []
+
+        def draw(key: Any) -> jax.Array:
+            made: Any = kernel_init(key, fans, dtype)
+            boxes.append(made)
+            boxed = isinstance(made, nnx.VariableMetadata)
+            return jnp.asarray(made.raw_value if boxed else meta.unbox(made))
+
+        count = -(-math.prod(shape) // math.prod(fans))
+        keys = jax.random.split(key, max(count, 1))
+        values = jax.vmap(draw)(keys).reshape(-1)[: math.prod(shape)].reshape(shape)
+        return boxed_values(boxes[0], values, outer, kernel_ndim)
 
     return init
+
+
+def boxed_values(kernel: Any, values: Any, outer: Sequence[int], kernel_ndim: int) -> Any:
+    """The values in such a box as the kernel is in, if it is, with names of their axes."""
+    block = values.ndim - 1
+    if isinstance(kernel, nnx.VariableMetadata):
+        names = metadata_of_values(kernel.metadata, outer, kernel_ndim, block)
+        return dataclasses.replace(kernel, raw_value=values, metadata=names)
+    box = meta.replace_boxed(kernel, values)
+    if isinstance(box, meta.Partitioned):
+        names = metadata_of_values({"sharding": box.names}, outer, kernel_ndim, block)
+        box = box.replace(names=names["sharding"])
+    return box
+
+
+def metadata_of_values(
+    metadata: Mapping[str, Any], outer: Sequence[int], kernel_ndim: int, block: int
+) -> dict[str, Any]:
+    """The metadata of a kernel for its stored values: of names of the kernel's axes, the first of
+    the axes of outputs `outer` is that of the values' first axis."""
+    found = dict(metadata)
+    for key in ("out_sharding", "sharding", "sharding_names"):
+        names = found.get(key)
+        if isinstance(names, (tuple, list, jax.sharding.PartitionSpec)):
+            padded = [*names, *[None] * kernel_ndim]
+            own = next((padded[axis] for axis in outer if padded[axis] is not None), None)
+            found[key] = type(names)(*_unpacked(names, [own, *[None] * block]))
+    return found
+
+
+def _unpacked(names: Any, new: list[Any]) -> list[Any]:
+    """Arguments of the type of `names` for these."""
+    return new if isinstance(names, jax.sharding.PartitionSpec) else [new]
+
+
+def copy_metadata(layer: Any, made: SparseWeight, outer: Sequence[int]) -> None:
+    """Gives the parameters of a layer made of a dense one that one's metadata."""
+    kernel = layer.kernel
+    block = len(made.format.block_shape)
+    found = metadata_of_values(kernel.get_metadata(), outer, kernel.ndim, block)
+    made.values.set_metadata(**found)
+    if made.bias is not None and layer.bias is not None:
+        made.bias.set_metadata(**layer.bias.get_metadata())
+
+
+def resharded(y: jax.Array, out_sharding: Any) -> jax.Array:
+    """y with the sharding that the call asks for, if any: of a mesh of explicit axes."""
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
 def linear(

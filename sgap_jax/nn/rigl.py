@@ -12,7 +12,7 @@ from flax import nnx
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.vectors import grid, tile
-from sgap_jax.nn.linear import SparseLinear
+from sgap_jax.nn.linear import SparseWeight
 from sgap_jax.nn.structure import index_arrays
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.regrow import regrow
@@ -25,7 +25,7 @@ Scores = jax.Array | Callable[[jax.Array], jax.Array]
 def dense_gradients(
     loss: Callable[..., Any], model: nnx.Module, *args: Any
 ) -> dict[tuple[Any, ...], jax.Array]:
-    """The gradient in the dense weight of each `SparseLinear`, stored entries and others::
+    """The gradient in the dense weight of each sparse layer, stored entries and others::
 
         scores = nn.dense_gradients(loss, model, x, y)
         nn.rigl_step(model.up, scores["up",], rate(step), model=model, optimizer=optimizer)
@@ -53,9 +53,9 @@ def dense_gradients(
     graph, state = nnx.split(model)
     weights: dict[tuple[Any, ...], jax.Array] = {}
     for path, layer in nnx.iter_modules(model):
-        if isinstance(layer, SparseLinear):
+        if isinstance(layer, SparseWeight):
             stacked = layer.values.shape[: -1 - len(layer.format.block_shape)]
-            shape = (*stacked, layer.out_features, layer.in_features)
+            shape = (*stacked, *layer.weight_shape)
             weights[path] = jnp.zeros(shape, layer.values.dtype)
     if not weights:
         raise ValueError("dense_gradients: model: expected one with an nn.SparseLinear, got none")
@@ -63,7 +63,7 @@ def dense_gradients(
     def watched(weights: dict[tuple[Any, ...], jax.Array]) -> Any:
         copy = nnx.merge(graph, state, copy=True)
         for path, layer in list(nnx.iter_modules(copy)):
-            if isinstance(layer, SparseLinear):
+            if isinstance(layer, SparseWeight):
                 layer.watched = nnx.Variable(weights[path])
         return loss(copy, *args)
 
@@ -75,7 +75,7 @@ def dense_gradients(
 
 
 def rigl_step(
-    layer: SparseLinear,
+    layer: SparseWeight,
     gradient_scores: Any,
     fraction: Any,
     *,
@@ -119,8 +119,13 @@ def rigl_step(
     Source: RigL (Evci et al. 2020), section 3, algorithm 1.
     """
     op = "rigl_step"
-    if not isinstance(layer, SparseLinear):
+    if not isinstance(layer, SparseWeight):
         raise TypeError(f"{op}: layer must be an nn.SparseLinear, got {type(layer).__name__}")
+    if layer.blocks > 1:
+        raise NotImplementedError(
+            f"{op}: layer: a weight of {layer.blocks} blocks on the diagonal, outside of which "
+            "entries would grow; the nearest are layers without groups and batch axes"
+        )
     moments = [] if optimizer is None else _moments(op, layer, model, optimizer)
     W, moved = regrown(op, layer.weight, gradient_scores, fraction)
     layer.values[...] = W.values
@@ -223,7 +228,7 @@ def _check_scores(op: str, scores: Any, shape: tuple[int, int]) -> None:
 
 
 def _moments(
-    op: str, layer: SparseLinear, model: nnx.Module | None, optimizer: nnx.Optimizer
+    op: str, layer: SparseWeight, model: nnx.Module | None, optimizer: nnx.Optimizer
 ) -> list[Any]:
     """The variables of an optimizer that belong to the layer's values."""
     if model is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.formats.prune import kept_groups
-from sgap_jax.formats.structure import offsets_of_indices
+from sgap_jax.formats.structure import offsets_of_indices, positions, segment_of_entry
 
 # Checkpoints have plain arrays with these names.
 _NAMES = ("row_offsets", "column_indices", "column_offsets", "row_indices", "permutation")
@@ -63,21 +64,72 @@ def of_index_arrays(
 
 
 def random_structure(
-    key: Any, shape: tuple[int, int], sparsity: float, format: Format, op: str
+    key: Any, shape: tuple[int, int], sparsity: float, format: Format, op: str, blocks: int = 1
 ) -> SparseArray:
     """An array with as many entries (vectors, blocks) as `prune` keeps, at uniformly random places,
-    and zeros as values.
+    and zeros as values, in time and memory in proportion to what it stores. Of several `blocks` on
+    the diagonal, `shape` is that of the blocks one below the other.
 
     Works under jit and eval_shape: the number of entries is static, their places are not.
     """
     kept = kept_groups(op, shape, format, sparsity)
     offsets, indices = _random_places(key, *vectors.grid(shape, format), kept)
     values = jnp.zeros((kept, *format.block_shape), jnp.float32)
-    return SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
+    W = SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
+    return on_diagonal(op, W, blocks)
+
+
+def on_diagonal(op: str, W: SparseArray, blocks: int) -> SparseArray:
+    """The block-diagonal matrix whose `blocks` lie one below the other in W."""
+    if blocks == 1:
+        return W
+    (rows, columns), (height, width) = W.shape, vectors.tile(W.format)
+    if rows // blocks % height or columns % width:
+        raise ValueError(
+            f"{op}: format: {W.format} does not divide the {blocks} blocks of "
+            f"[{rows // blocks}, {columns}] that this weight is made of"
+        )
+    row = segment_of_entry(W.row_offsets, W.column_indices.shape[0])
+    moved = W.column_indices + row // (rows // blocks // height) * (columns // width)
+    shape = (rows, blocks * columns)
+    return SparseArray.from_arrays(W.values, W.row_offsets, moved, shape=shape, format=W.format)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _random_places(key: Any, rows: int, columns: int, kept: int) -> tuple[jax.Array, jax.Array]:
-    places = jnp.sort(jax.random.permutation(key, rows * columns)[:kept]).astype(jnp.int32)
-    row, column = jnp.divmod(places, max(columns, 1))
-    return offsets_of_indices(row, rows, jnp.asarray(kept, jnp.int32)), column
+    """(offsets, column indices) of `kept` distinct places, each set of them equally likely."""
+    used = jnp.asarray(kept, jnp.int32)
+    if kept == 0:
+        return jnp.zeros(rows + 1, jnp.int32), jnp.zeros(0, jnp.int32)
+    if rows * columns <= 2 * kept:
+        places = jnp.sort(jax.random.permutation(key, rows * columns)[:kept]).astype(jnp.int32)
+        row, column = jnp.divmod(places, columns)
+        return offsets_of_indices(row, rows, used), column
+
+    # The first `kept` distinct of as many draws as have them almost surely: N ln(N / (N - kept))
+    # on average, and eight standard deviations more. If they do not, others are drawn.
+    mean = -rows * columns * math.log1p(-kept / (rows * columns))
+    draws = math.ceil(mean + 8 * math.sqrt(mean) + 8)
+
+    def draw(state: tuple) -> tuple:
+        key, *_ = state
+        key, of_rows, of_columns = jax.random.split(key, 3)
+        row = jax.random.randint(of_rows, (draws,), 0, rows, jnp.int32)
+        column = jax.random.randint(of_columns, (draws,), 0, columns, jnp.int32)
+        small = rows * columns < 2**31  # one sort key is faster than two
+        keys: tuple = (row * columns + column,) if small else (row, column)
+        *sorted_, turn = jax.lax.sort((*keys, positions(draws)), num_keys=len(keys), is_stable=True)
+        row, column = jnp.divmod(sorted_[0], columns) if small else sorted_
+        new = jnp.append(True, (row[1:] != row[:-1]) | (column[1:] != column[:-1]))
+        rank = jnp.cumsum(jnp.zeros(draws, jnp.int32).at[turn].set(new.astype(jnp.int32)))
+        chosen = new & (rank[turn] <= kept)
+        place = jnp.where(chosen, jnp.cumsum(chosen) - 1, kept)
+        row, column = (
+            jnp.zeros(kept, jnp.int32).at[place].set(x, mode="drop") for x in (row, column)
+        )
+        return key, row, column, rank[-1]
+
+    none = jnp.zeros(kept, jnp.int32)
+    start = (key, none, none, jnp.zeros((), jnp.int32))
+    _, row, column, _ = jax.lax.while_loop(lambda state: state[-1] < kept, draw, start)
+    return offsets_of_indices(row, rows, used), column

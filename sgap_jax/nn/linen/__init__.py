@@ -19,3 +19,5 @@ from sgap_jax.nn.linen.linear import SparseLinear as SparseLinear
 from sgap_jax.nn.linen.linear import prune_step as prune_step
 from sgap_jax.nn.linen.linear import rigl_step as rigl_step
 from sgap_jax.nn.linen.moe import MoE as MoE
+from sgap_jax.nn.linen.sparsify import Sparsified as Sparsified
+from sgap_jax.nn.linen.sparsify import sparsify as sparsify

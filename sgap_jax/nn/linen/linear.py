@@ -13,12 +13,22 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.traverse_util import flatten_dict, unflatten_dict
 from flax.typing import Dtype, Initializer, PrecisionLike
 
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.vectors import grid
-from sgap_jax.nn.linear import ZEROS, linear, pruned_weight, scaled_normal, with_bias
+from sgap_jax.nn.linear import (
+    LECUN,
+    ZEROS,
+    boxed_values,
+    linear,
+    pruned_weight,
+    values_initializer,
+    with_bias,
+)
 from sgap_jax.nn.pruning import kernel_mask
 from sgap_jax.nn.rigl import regrown
 from sgap_jax.nn.structure import check_format, index_arrays, of_index_arrays, random_structure
+from sgap_jax.primitives._define import check_sparse
 from sgap_jax.schedules import Schedule
 
 
@@ -35,6 +45,7 @@ class SparseLinear(linen.Module):
     use_bias: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = LECUN
     values_init: Initializer | None = None
     bias_init: Initializer = ZEROS
     schedule: Schedule | str | None = None
@@ -51,7 +62,8 @@ class SparseLinear(linen.Module):
 
         arrays = self.variable("structure", "index_arrays", places).value
         size = (arrays["column_indices"].shape[0], *format.block_shape)
-        init = self.values_init or scaled_normal(shape[1], self.sparsity)
+        sizes = shape[1], shape[0]
+        init = self.values_init or values_initializer(self.kernel_init, sizes, self.sparsity)
         values = self.param("values", init, size, self.param_dtype)
         bias = None
         if self.use_bias:
@@ -69,7 +81,8 @@ class SparseLinear(linen.Module):
 
         Args:
           params: of the dense layer: kernel [in_features, features] and perhaps bias, concrete. A
-            bias in a box (`linen.with_partitioning`) stays in it; the values are plain.
+            bias in a box (`linen.with_partitioning`) stays in it, and so do values, with the name
+            of the kernel's axis of outputs.
           sparsity, format: which weights to keep, see `sgap_jax.prune`; give the same ones to the
             layer.
           mask: bool [in_features, features], made of whole groups of `format`; without a sparsity
@@ -83,12 +96,35 @@ class SparseLinear(linen.Module):
             or traced arrays.
         """
         op = "SparseLinear.variables_from_dense"
-        # The box of a kernel names the kernel's axes, which the values do not have.
         kernel = linen.meta.unbox(params["kernel"])
         W = pruned_weight(op, kernel, mask, sparsity, check_format(op, format))
         kept = {name: value for name, value in params.items() if name != "kernel"}
         structure = {"index_arrays": index_arrays(W)}
-        return {"params": {**kept, "values": W.values}, "structure": structure}
+        values = boxed_values(params["kernel"], W.values, (1,), 2)
+        return {"params": {**kept, "values": values}, "structure": structure}
+
+    @staticmethod
+    def set_weight(variables: Any, A: SparseArray) -> dict[str, Any]:
+        """The variables of a SparseLinear with another weight [features, in_features] in the
+        layer's format, copied, in the dtype of its values; boxes stay."""
+        op = "SparseLinear.set_weight"
+        check_sparse(op, "A", A)
+        check_format(op, A.format)
+        params, old = variables["params"], variables["structure"]["index_arrays"]
+        held = linen.meta.unbox(params["values"])
+        new = index_arrays(A)
+        ends = [[x[name].shape for name in ("row_offsets", "column_offsets")] for x in (old, new)]
+        if ends[0] != ends[1] or A.values.shape[1:] != held.shape[1:]:
+            raise ValueError(
+                f"{op}: A: expected the layer's shape and format, got {A.shape} in {A.format}"
+            )
+        values = linen.meta.replace_boxed(params["values"], jnp.array(A.values, held.dtype))
+        arrays = {name: jnp.array(x) for name, x in new.items()}
+        return {
+            **variables,
+            "params": {**params, "values": values},
+            "structure": {**variables["structure"], "index_arrays": arrays},
+        }
 
 
 class MaskedLinear(linen.Module):
