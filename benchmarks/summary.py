@@ -4,17 +4,17 @@
 
 Ratios are peer time over our time in the same run; "best" is over the peers of the goal (GOAL of
 each module in benchmarks/peers), case by case. Means are geometric. Rows with donated results
-compare other contenders and have a table of their own.
+compare other contenders and have a table of their own. Pages show the CPU with the most rows in
+full, and every CPU that has a folder of results side by side.
 """
 
 import argparse
-import csv
 import json
 import pathlib
 import re
 
-from benchmarks import attention_table, compiler_table, machine, plots, vector_goals
-from benchmarks.comparisons import comparisons, in_short, overview
+from benchmarks import attention_table, compiler_table, every_cpu, machine, plots, vector_goals
+from benchmarks.comparisons import IN_README, comparisons, in_short, overview
 from benchmarks.peers import (
     attention,
     dlmc,
@@ -48,15 +48,11 @@ VECTORS_PLOT = "vectors.svg"
 ATTENTION_PLOT = "attention.svg"
 STUDIES_PLOT = "compiler_studies.svg"
 VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
-MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
+MARKED = r"(<!-- {0}:begin[^>]*-->\n).*?(<!-- {0}:end -->)"
 
 
 def load(folder: pathlib.Path) -> dict[str, list[Row]]:
-    found = {}
-    for op in OPS:
-        if (path := folder / f"{op}.csv").exists():
-            with path.open(newline="") as file:
-                found[op] = list(csv.DictReader(file))
+    found = every_cpu.read(folder, tuple(OPS))
     if not found:
         raise SystemExit(f"no results in {folder}: run python -m benchmarks.run first")
     return found
@@ -138,11 +134,7 @@ def attention_page(rows: list[Row], folder: pathlib.Path) -> list[str]:
 
 def compiler_page(folder: pathlib.Path) -> list[str]:
     """The page of bench_compiler and bench_compiler_studies; empty if they have not run."""
-    found = {}
-    for name in ("compiler", "compiler_tensors", "compiler_studies"):
-        if (path := folder / f"{name}.csv").exists():
-            with path.open(newline="") as file:
-                found[name] = list(csv.DictReader(file))
+    found = every_cpu.read(folder, ("compiler", "compiler_tensors", "compiler_studies"))
     studies = found.pop("compiler_studies", [])
     rows = [row for own in found.values() for row in own]
     lines = source({"compiler": rows + studies}, folder) if rows or studies else []
@@ -157,19 +149,23 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
     return lines
 
 
-def put(path: pathlib.Path, lines: list[str]) -> None:
+def put(path: pathlib.Path, lines: list[str], mark: str = "benchmarks") -> None:
     """Replaces the text between the two marks."""
     text = path.read_text() if path.exists() else ""
-    filled, count = MARKED.subn(lambda found: found[1] + "\n".join(lines) + found[2], text)
+    marked = re.compile(MARKED.format(mark), re.DOTALL)
+    filled, count = marked.subn(lambda found: found[1] + "\n".join(lines) + found[2], text)
     if count:
         path.write_text(filled)
     else:
-        print(f"no benchmarks:begin / benchmarks:end in {path.name}: left alone")
+        print(f"no {mark}:begin / {mark}:end in {path.name}: left alone")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=pathlib.Path, default=machine.results_dir())
+    everywhere = machine.ROOT / "benchmarks" / "results"
+    found = {x: every_cpu.read(x, (*OPS, "half")) for x in every_cpu.folders(everywhere)}
+    shown = every_cpu.fullest(found) if found else machine.results_dir()
+    parser.add_argument("--results", type=pathlib.Path, default=shown, help=f"default: {shown}")
     parser.add_argument("--print", action="store_true", help="print the tables, write no file")
     args = parser.parse_args(argv)
     results = load(args.results)
@@ -181,16 +177,20 @@ def main(argv: list[str] | None = None) -> None:
         if op == "dlmc" and (goals := vector_goals.table(rows))[1]:
             tables += table(*goals)
     if args.print:
-        print("\n".join([*about, *overview(results), *tables]))
+        print("\n".join([*about, *overview(results), *tables, *every_cpu.beside_peers(found)]))
         return
     pictures = draw(results)
     put(DOCS / "performance.md", [*about, *overview(results), *pictures])
+    everyone = [*every_cpu.limits(found), *every_cpu.beside_peers(found)]
+    put(DOCS / "performance.md", everyone, "every-cpu")
+    put(DOCS / "performance.md", every_cpu.beside_float32(found), "half")
     put(DOCS / "results.md", [*about, *tables])
     if rows := results.get("attention"):
         put(DOCS / "attention.md", attention_page(rows, args.results))
     if lines := compiler_page(args.results):
         put(DOCS / "compiled_loops.md", lines)
     brief = source(results, args.results, brief=True) + in_short(results)
+    brief += every_cpu.range_of_means(found, IN_README)
     put(machine.ROOT / "README.md", [*brief, *image("ratios", OVERVIEW_PLOT, "docs/img")])
 
 

@@ -1,0 +1,72 @@
+"""Results of several CPUs side by side: the cells, and the marks where pages are filled."""
+
+import csv
+import json
+
+import pytest
+
+pytest.importorskip("numba")
+from benchmarks import every_cpu, summary  # noqa: E402
+
+COLUMNS = ("problem", "n", "schedule", "x_scipy", "x_torch_csr", "x_bfloat16", "x_float16")
+
+
+def folder(tmp_path, name, **files):
+    path = tmp_path / name
+    path.mkdir()
+    sizes = {"L1": 32 << 10, "L2": 512 << 10, "L3": 32 << 20}
+    about = {"device": name, "cores": 2, "fma_gflops": 150.4, "gb_per_s": {}, "cache_bytes": sizes}
+    (path / "machine.json").write_text(json.dumps(about))
+    for stem, rows in files.items():
+        with (path / f"{stem}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([COLUMNS, *rows])
+
+
+@pytest.fixture
+def found(tmp_path):
+    product = [["a", 1, "CpuTile()", 4, 2, "", ""], ["b", 1, "CpuTile()", 0.5, 9, "", ""]]
+    halves = [
+        ["spmm: weights_x", 32, "CSR", "", "", 0.5, 1.5],
+        ["spmm: u_x", 4, "CSR", "", "", 2, 1.5],
+    ]
+    folder(tmp_path, "first", spmm=product, half=halves)
+    folder(tmp_path, "second", spmm=product[:1])
+    (tmp_path / "no results").mkdir()
+    return {x: every_cpu.read(x, ("spmm", "half")) for x in every_cpu.folders(tmp_path)}
+
+
+def test_each_cpu_has_a_column(found):
+    head, _, line, _ = every_cpu.beside_peers(found)
+    assert head == "| x best peer: mean (worst; cases) | first, 2 threads | second, 2 threads |"
+    # case by case the fastest peer: 2 and 0.5
+    assert line == "| SpMM | **1.00** (worst 0.50; 2) | **2.00** (worst 2.00; 1 of 2) |"
+    assert every_cpu.range_of_means(found, ("SpMM", "SDDMM"))[2] == "| SpMM | 2 | 1.00 to 2.00 |"
+    first = {folder: rows for folder, rows in found.items() if folder.name == "first"}
+    assert every_cpu.range_of_means(first, ("SpMM",)) == []
+    assert every_cpu.fullest(found).name == "first"
+
+
+def test_limits_name_what_was_measured(found):
+    first, second = every_cpu.limits(found)[2:4]
+    assert first == "| first, 2 threads | 150 | - | 32/512/32768 | half 2, spmm 2 |"
+    assert second.endswith("| spmm 1 |")
+
+
+def test_halves_stand_beside_float32(found):
+    head, _, line, _ = every_cpu.beside_float32(found)
+    assert head.endswith("| bfloat16: first, 2 threads | float16: first, 2 threads |")
+    assert line == "| spmm | CSR | 1.00, 2.00 (u, n = 4) | 1.50, 1.50 (weights, n = 32) |"
+
+
+def test_a_page_is_filled_at_its_mark(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- half:begin (x) -->\nold\n<!-- half:end -->\n<!-- b:begin -->\n<!-- b:end -->"
+    )
+    summary.put(page, ["new", ""], "half")
+    assert page.read_text().startswith(
+        "<!-- half:begin (x) -->\nnew\n<!-- half:end -->\n<!-- b:begin"
+    )
+    summary.put(page, ["new"], "absent")
+    assert "no absent:begin / absent:end in page.md" in capsys.readouterr().out
