@@ -38,6 +38,7 @@ def require_sortable(format: Format, ndim: int, what: str) -> None:
         )
 
 
+@structure.in_auto_axes
 @partial(jax.jit, static_argnames=("shape", "format", "nse", "merge"), inline=True)
 def of_coordinates(
     coordinates: Sequence[jax.Array],
@@ -99,6 +100,7 @@ def _sorted(
     return _Sorted(order[permutation], to, offsets, indices)
 
 
+@structure.in_auto_axes
 @partial(jax.jit, static_argnames=("shape", "format", "combine"), inline=True)
 def of_both(
     first: tuple[Sequence[jax.Array], jax.Array],
@@ -135,6 +137,7 @@ def of_both(
     return of_offsets(values, found.offsets, found.indices, shape, format, checked=True)
 
 
+@structure.in_auto_axes
 @partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)
 def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) -> dict[str, Any]:
     """Values and index arrays of the entries of x that are != 0."""

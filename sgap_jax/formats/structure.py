@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,6 +84,23 @@ def whole_but_first(values: jax.Array, parts: Any) -> jax.Array:
         return values
     spec = jax.P(*[parts, *[None] * values.ndim][: values.ndim])
     return jax.sharding.reshard(values, sharding.update(spec=spec))
+
+
+def in_auto_axes(function: Callable) -> Callable:
+    """The function of pytrees of arrays, and of static keywords, whose explicit mesh axes are
+    automatic while it runs: JAX would want the sharding of every gather and scatter stated. Under
+    `vmap` the results are split as the mapped axis is, otherwise not at all."""
+
+    def run(*operands: Any, **static: Any) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = tuple(name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit)
+        if not axes:
+            return function(*operands, **static)
+        bound = partial(function, **static)
+        return jax.sharding.auto_axes(bound, axes=axes, out_sharding=jax.P())(*operands)
+
+    return run
 
 
 def unfolded(tree: Any) -> Any:

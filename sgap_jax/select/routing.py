@@ -15,7 +15,6 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import BCSR, CSR, require_stored
 from sgap_jax.primitives._define import as_numbers
 from sgap_jax.primitives.spmm import spmm
-from sgap_jax.select.scores import in_auto_axes
 
 
 @partial(
@@ -163,7 +162,7 @@ def route(
     )
 
 
-@in_auto_axes
+@structure.in_auto_axes
 @partial(jax.jit, static_argnames=("experts", "block", "capacity", "rows"), inline=True)
 def _routed(
     chosen: jax.Array, *, experts: int, block: int, capacity: int | None, rows: int

@@ -24,7 +24,6 @@ from sgap_jax.select.scores import (
     bands,
     checked_per_row,
     checked_scores,
-    in_auto_axes,
     over_tiles,
 )
 
@@ -202,8 +201,8 @@ def _top_p(
 
 
 _STATIC = ("what", "grid", "k", "causal", "shape", "format", "schedule")
-_jitted_top_k = in_auto_axes(jax.jit(_top_k, static_argnames=_STATIC, inline=True))
-_jitted_top_p = in_auto_axes(jax.jit(_top_p, static_argnames=_STATIC, inline=True))
+_jitted_top_k = structure.in_auto_axes(jax.jit(_top_k, static_argnames=_STATIC, inline=True))
+_jitted_top_p = structure.in_auto_axes(jax.jit(_top_p, static_argnames=_STATIC, inline=True))
 
 
 class _Found(NamedTuple):

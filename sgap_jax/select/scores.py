@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -175,23 +174,6 @@ def as_array(
     block = format.block_shape
     values = jnp.broadcast_to(values.reshape(-1, *[1] * len(block)), (indices.shape[0], *block))
     return SparseArray(values=values, **fields, shape=shape, format=format)
-
-
-def in_auto_axes(function: Callable) -> Callable:
-    """The function of pytrees of arrays, and of static keywords, whose explicit mesh axes are
-    automatic while it runs: JAX would want the sharding of every gather and scatter stated. Under
-    `vmap` the results are split as the mapped axis is, otherwise not at all."""
-
-    def run(*operands: Any, **static: Any) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
-        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        axes = tuple(name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit)
-        if not axes:
-            return function(*operands, **static)
-        bound = partial(function, **static)
-        return jax.sharding.auto_axes(bound, axes=axes, out_sharding=jax.P())(*operands)
-
-    return run
 
 
 def checked_per_row(what: str, name: str, number: Any, m: int) -> jax.Array:

@@ -21,7 +21,6 @@ from sgap_jax.select.scores import (
     checked_per_row,
     checked_scores,
     function_at_entries,
-    in_auto_axes,
     over_tiles,
 )
 
@@ -115,7 +114,9 @@ def _threshold(
 
 
 _STATIC = ("grid", "nse", "causal", "shape", "format")
-_jitted_threshold = in_auto_axes(jax.jit(_threshold, static_argnames=_STATIC, inline=True))
+_jitted_threshold = structure.in_auto_axes(
+    jax.jit(_threshold, static_argnames=_STATIC, inline=True)
+)
 
 
 def _packed(bits: jax.Array, n: int) -> jax.Array:

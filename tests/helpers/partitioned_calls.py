@@ -83,6 +83,11 @@ def cases():
     layer, parameters = nnx.split(nn.MoE(6, 4, **sizes))
     names = jax.tree.structure(parameters)  # router, w_in, w_out
 
+    def made(x, B):
+        dense = SparseArray.from_dense(jnp.where(x > 1, x, 0), nse=M * K // 2)
+        where = jnp.clip(jnp.abs(x[:, :2] * 5).astype(jnp.int32), 0, K - 1)
+        return (dense + SparseArray.from_coordinates(where, x[:, 2], (M, K), nse=M)) @ B
+
     def experts(x, *weights):
         return jax.vmap(nnx.merge(layer, jax.tree.unflatten(names, weights)))(x)
 
@@ -307,6 +312,13 @@ def cases():
             NOTHING,
             SUM,
             kinds=("Auto",),
+        ),
+        "structures of dense arrays and of coordinates, batch": Case(
+            each(made),
+            ((8, M, K), (8, K, 3)),
+            (batch, batch),
+            NOTHING,
+            NOTHING,
         ),
         "mixture of experts, its tokens in groups": Case(
             experts,
