@@ -20,6 +20,7 @@ from sgap_jax.formats.levels import Format
 from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
+from sgap_jax.primitives.evaluate_loops import Operands, check_loops
 from sgap_jax.primitives.evaluate_pattern import (
     in_merged_format,
     merged_format,
@@ -28,7 +29,7 @@ from sgap_jax.primitives.evaluate_pattern import (
     result_format,
     stored_in_order,
 )
-from sgap_jax.primitives.evaluate_terms import Operands, check_loops, terms_of
+from sgap_jax.primitives.evaluate_terms import terms_of
 from sgap_jax.schedules import Reference, Schedule
 from sgap_jax.schedules.schedule import ScheduleError
 
