@@ -20,7 +20,8 @@ from sgap_jax.compiler.notation.cin import (
     SEGMENT,
 )
 from sgap_jax.compiler.notation.expr import Assign, IndexVar
-from sgap_jax.compiler.notation.nest import level_indices
+from sgap_jax.compiler.notation.nest import level_indices, loops
+from sgap_jax.compiler.notation.spaces import stored_indices
 from sgap_jax.compiler.transform.points import lanes_of, on_warps, warps_of_columns
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.schedules.schedule import ScheduleError
@@ -28,6 +29,8 @@ from sgap_jax.schedules.schedule import ScheduleError
 _WARP, _BLOCK = 32, 256
 _FEW = 32  # the most columns for which the lanes of a warp have entries, and not columns
 _IN_TURN = 32  # entries that a warp of columns goes through in turn
+_COORDINATES = 8  # of a thread's tile, where those of the outermost index are merged
+_OF_MERGES = ("tile", "within", "block", "thread")
 _OF_LANE = 4  # entries that a lane adds up, where all lanes have the same element
 
 
@@ -99,6 +102,44 @@ def first(
     raise NotImplementedError(
         f"{expression}: no schedule is one launch of a kernel ({'; '.join(refused)})"
     )
+
+
+def merged(expression: Assign, sizes: Mapping[str, int]) -> LoopSchedule:
+    """The schedule for coordinates that are merged: each thread has one coordinate of the outermost
+    index, or a tile of them if its coordinates are merged too, whose beginning is searched for.
+
+    Threads whose index the output has own its elements. If it is summed over, each thread adds to
+    them atomically, in no fixed order.
+
+    Raises:
+      ScheduleError: no loop.
+
+    Source: Senanayake et al., OOPSLA 2020, sections 3 and 6.
+    """
+    s = LoopSchedule(expression)
+    nest = loops(s.statement.body)
+    if not nest:
+        raise ScheduleError(f"{expression}: no loop that threads could share")
+    outer = nest[0].var
+    taken = {index.name for index in expression.indices}
+    taken |= {x.tensor for x in (expression.output, *expression.accesses)}
+    tile, within, block, thread = (_free(name, taken) for name in _OF_MERGES)
+    shared = outer.name
+    if outer in stored_indices(expression):
+        threads = -(-sizes[outer.name] // _COORDINATES)
+        s, shared = s.split(outer, tile, within, _COORDINATES), tile
+    else:
+        threads = sizes[outer.name]
+    s = s.split(shared, block, thread, min(_BLOCK, max(-(-threads // _WARP) * _WARP, _WARP)))
+    if outer in expression.output.indices:
+        return s.parallelize(block, GPU_BLOCK, NO_RACES).parallelize(thread, GPU_THREAD, NO_RACES)
+    return s.parallelize(block, GPU_BLOCK, IGNORE_RACES).parallelize(thread, GPU_THREAD, ATOMICS)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 class _Entries:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import jax
@@ -67,6 +68,7 @@ def define(
     cuda: Callable | None = None,
     entries: Callable | None = None,
     compact: Callable | None = None,
+    checked: Callable[[dict], bool] = itemgetter("checked"),
     multiple_results: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules, or registers the rules for an existing one.
@@ -83,8 +85,9 @@ def define(
     on every platform, and the operations that it calls get the schedule.
     `entries` rewrites a call on vectors (`vector_length`) as the same call on entries, for the
     reference and for calls without a kernel for vectors.
-    `compact` rewrites a call on unchecked index arrays (`checked=False`) as one on valid ones. The
-    CPU's kernels check index arrays as they read them; all other lowerings need `compact`.
+    `compact` rewrites a call on unchecked index arrays (`checked(parameters)` is false) as one on
+    valid ones. The CPU's kernels check index arrays as they read them; all other lowerings need
+    `compact`.
     With multiple results, only the first has a derivative unless `jvp` gives lists of tangents.
     """
     primitive = Primitive(primitive) if isinstance(primitive, str) else primitive
@@ -114,7 +117,7 @@ def define(
     reference_rule = partial(plain_rule, reference)
 
     def unchecked(params: dict) -> bool:
-        return compact is not None and not params["checked"]
+        return compact is not None and not checked(params)
 
     def rewrite(params: dict) -> Callable | None:
         """What computes a call for which there is no kernel, if it is not the reference."""

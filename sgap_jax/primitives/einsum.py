@@ -3,9 +3,8 @@ other index expressions."""
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -387,14 +386,8 @@ def _cuda_default(ctx: Any, *operands: Any, expression: Expression) -> Any:
     try:
         return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=found)
     except (NvrtcMissing, CompilationError, NotImplementedError) as error:
-        _warn_of_plain(str(error).splitlines()[0])
+        einsum_loops.warn_of_plain("einsum", str(error).splitlines()[0])
         return None
-
-
-@cache
-def _warn_of_plain(why: str) -> None:
-    """Once for each reason."""
-    warnings.warn(f"{why}; einsum runs in plain JAX meanwhile", RuntimeWarning, stacklevel=2)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

@@ -5,8 +5,9 @@ operands, and makes the custom call of the CPU or the launch on CUDA.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -185,21 +186,25 @@ def _products(expression: Expression) -> int:
 def cuda_lowering(
     ctx: Any, operands: Sequence, *, expression: Expression, schedule: LoopSchedule
 ) -> Any:
-    """One launch of a CUDA kernel that is printed for the expression.
+    """One launch of a CUDA kernel that is printed for the expression."""
+    avals, dtype = ctx.avals_in, ctx.avals_out[0].dtype
+    shapes = [aval.shape for aval in avals[len(expression.words) :]]
+    function = function_of(expression, schedule, shapes, dtype)
+    keep_chosen(_described(schedule.expression), schedule, False, lambda: print_c(function))
+    given, avals = (inputs_of(expression, schedule.expression, x) for x in (operands, avals))
+    return launched(ctx, function, given, avals)
+
+
+def launched(ctx: Any, function: Function, given: Sequence, avals: Sequence) -> list:
+    """The launch of a function's kernel for inputs that are lowered already and have these avals.
 
     The result may be padded (`padded_sizes`), begin with an initial value (`initial_values`), and
     have the accumulator's dtype; it is sliced and cast afterwards.
     """
-    (out,) = ctx.avals_out
-    avals = list(ctx.avals_in)
-    shapes = [aval.shape for aval in avals[len(expression.words) :]]
-    function = function_of(expression, schedule, shapes, out.dtype)
-    keep_chosen(_described(schedule.expression), schedule, False, lambda: print_c(function))
+    (out,), given, avals = ctx.avals_out, list(given), list(avals)
     (output,), (padded,) = function.outputs, padded_sizes(function)
     shape = out.shape if padded == output.size else (padded,)
     result = out.update(dtype=jnp.dtype(output.dtype), shape=shape)
-    given = inputs_of(expression, schedule.expression, operands)
-    avals = inputs_of(expression, schedule.expression, avals)
     for fill in initial_values(function).values():
         start = partial(jnp.full, result.shape, fill, result.dtype)
         given += jax_lowering(ctx, start, (), ())
@@ -218,7 +223,14 @@ def cuda_lowering(
     def stored(x: Any) -> Any:
         return x.reshape(-1)[: output.size].reshape(out.shape).astype(out.dtype)
 
-    return jax_lowering(ctx, stored, [found], [result])
+    lowered: list = jax_lowering(ctx, stored, [found], [result])
+    return lowered
+
+
+@cache
+def warn_of_plain(op: str, why: str) -> None:
+    """Once for each reason."""
+    warnings.warn(f"{why}; {op} runs in plain JAX meanwhile", RuntimeWarning, stacklevel=2)
 
 
 def default_schedule(

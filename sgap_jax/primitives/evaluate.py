@@ -20,6 +20,7 @@ from sgap_jax.formats.levels import Format
 from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
+from sgap_jax.primitives.evaluate_loops import Operands, check_loops
 from sgap_jax.primitives.evaluate_pattern import (
     in_merged_format,
     merged_format,
@@ -28,7 +29,7 @@ from sgap_jax.primitives.evaluate_pattern import (
     result_format,
     stored_in_order,
 )
-from sgap_jax.primitives.evaluate_terms import Operands, check_loops, terms_of
+from sgap_jax.primitives.evaluate_terms import terms_of
 from sgap_jax.schedules import Reference, Schedule
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -53,7 +54,7 @@ def evaluate(
 
     A product has a value where all of its sparse factors store one, a sum where one of its terms
     has. Several sparse operands are merged in loops that are compiled for the formats (Kjolstad et
-    al., 2017), on the CPU where llvmlite is installed; no sparse operand is made dense.
+    al., 2017): on the CPU where llvmlite is installed, and on CUDA. No sparse operand is made dense.
     Differentiable to any order, forward and reverse, in dense operands and in the values of sparse
     ones, whose gradients are such expressions at their own entries. Under vmap a dense operand gets
     one more index; where values or structures are mapped, elements are computed in turn. Index
@@ -62,7 +63,7 @@ def evaluate(
 
     Operands in formats that are not merged (COO, vectors and blocks), or in another order than the
     others, are converted to CSR, CSC or CSF first. One product with at most one sparse operand runs
-    as `einsum` does. Plain JAX runs on other platforms, for other dtypes than the floats, int8,
+    as `einsum` does. Plain JAX runs elsewhere, for other dtypes than the floats, int8,
     uint8, int32 and int64, where no order of the loops goes through all operands, and where traced
     index arrays turn out to be invalid: of each term one operand stays sparse, the others are made
     dense, and a zero that is not stored is multiplied like another.
@@ -90,8 +91,8 @@ def evaluate(
     Returns:
       A dense array, or with `format` or `pattern` a SparseArray, in the promoted dtype of all
       operands. Floats are summed in float32 at least, in an order that depends on shapes and
-      formats alone where loops run; integers wrap in their own dtype. Elements that no entry
-      reaches are 0.
+      formats alone where loops run, but on CUDA, where threads add up an outermost index that the
+      output lacks, in none; integers wrap in their own dtype. Elements that no entry reaches are 0.
 
     Raises:
       TypeError: expression is no str, schedule no Schedule, or an operand no array.

@@ -11,31 +11,24 @@ program does when it runs, and plain JAX, which takes any, runs where they are n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import export
 
-from sgap_jax.compiler import presets
-from sgap_jax.compiler.llvm import machine_code as llvm
-from sgap_jax.compiler.loop_ir.loopir import Function
-from sgap_jax.compiler.loop_ir.print_c import print_c
-from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.lowering.storage import capacities
-from sgap_jax.compiler.notation.derivatives import gradient_terms, pattern_of, same
-from sgap_jax.compiler.notation.derivatives import operands as read_by
+from sgap_jax.compiler.notation.derivatives import gradient_terms, pattern_of
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar, Term
 from sgap_jax.compiler.notation.parse import expression_of
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR, Dense, Format
+from sgap_jax.formats.levels import CSR, Dense
+from sgap_jax.launch.nvrtc import CompilationError, NvrtcMissing
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -47,115 +40,22 @@ from sgap_jax.primitives._define import (
 )
 from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives.einsum import einsum
-from sgap_jax.primitives.einsum_expression import arrays_per_level
-from sgap_jax.primitives.einsum_loops import LOOP_DTYPES
+from sgap_jax.primitives.einsum_loops import warn_of_plain
 from sgap_jax.primitives.einsum_unchecked import levels_hold, stored_levels
+from sgap_jax.primitives.evaluate_loops import (
+    Evaluation,
+    Operands,
+    cpu_loops,
+    cuda_lowering,
+    default_on_cuda,
+    default_schedule,
+    function_of,
+    holder_of,
+    room_of,
+    stored,
+)
+from sgap_jax.schedules import Reference
 from sgap_jax.schedules.schedule import ScheduleError
-from sgap_jax.schedules.select import keep_chosen
-
-# About the least number of tasks that the coordinates of the outermost index are divided into, and
-# the most coordinates of a task.
-_TASKS, _ROWS = 16, 16
-
-# Elements of a workspace that are cleared in the time of one step of a merge: 100 to 190 (A A with
-# 8 entries a row of 20,000, and 4 of 100,000; float32, Zen 5, two threads).
-_CLEARED = 64
-
-
-class Operands(NamedTuple):
-    """What the accesses of an expression read.
-
-    Attributes:
-      data: by the name of an access, a dense array, or the flat values of a sparse operand. A
-        pattern has none.
-      structures: index arrays, level by level. Several accesses may share a structure.
-      numbers: by the name of a sparse access, or of a sparse output, the place of its structure in
-        `structures`.
-      sizes: of each index.
-      checked: whether somebody has validated all structures.
-    """
-
-    data: Mapping[str, Any]
-    structures: Sequence[tuple]
-    numbers: Mapping[str, int]
-    sizes: Mapping[IndexVar, int]
-    checked: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The static parameter of the primitive: an expression and what its operands are.
-
-    Attributes:
-      assign: the expression. A sparse output has the structure of a factor of every term.
-      sizes: (name, size) of each index.
-      numbers: (name, number) of the structure of each sparse access.
-      checked: as of `Operands`.
-    """
-
-    assign: Assign
-    sizes: tuple[tuple[str, int], ...]
-    numbers: tuple[tuple[str, int], ...]
-    checked: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those of the data operands, in order."""
-        return tuple(x.tensor for x in self.assign.accesses if not x.pattern)
-
-    @property
-    def stored(self) -> tuple[Access, ...]:
-        return stored(self.assign)
-
-    @property
-    def layouts(self) -> list[tuple[Format, tuple[int, ...]]]:
-        """The format and the shape of each structure."""
-        numbers = dict(self.numbers)
-        found = {numbers[x.tensor]: (x.format, self.shape(x)) for x in self.stored}
-        return [found[n] for n in range(len(found))]  # type: ignore[misc]
-
-    def shape(self, access: Access) -> tuple[int, ...]:
-        sizes = dict(self.sizes)
-        return tuple(sizes[index.name] for index in access.indices)
-
-    def given(self, operands: Sequence) -> Operands:
-        """The primitive's operands by what they are."""
-        left, structures = iter(operands[len(self.names) :]), []
-        for format, _ in self.layouts:
-            counts = arrays_per_level(format)
-            structures.append(tuple(tuple(next(left) for _ in range(n)) for n in counts))
-        data = dict(zip(self.names, operands, strict=False))
-        sizes, numbers = {IndexVar(name): n for name, n in self.sizes}, dict(self.numbers)
-        if self.assign.output.format is not None:
-            numbers[self.assign.output.tensor] = numbers[holder_of(self.assign).tensor]
-        return Operands(data, structures, numbers, sizes, self.checked)
-
-    def out_shape(self, operands: Sequence) -> tuple[int, ...]:
-        """That of the dense result, or of the flat values of a sparse one."""
-        output = self.assign.output
-        if output.format is None:
-            return self.shape(output)
-        given = self.given(operands)
-        arrays = given.structures[given.numbers[output.tensor]]
-        return (_room(output.format, self.shape(output), arrays)[-1],)
-
-
-def stored(assign: Assign) -> tuple[Access, ...]:
-    """The accesses that have a format."""
-    return tuple(x for x in assign.accesses if x.format is not None)
-
-
-def holder_of(assign: Assign) -> Access:
-    """The operand whose structure a sparse output has."""
-    found = assign.holder if assign.merges else assign.sparse
-    assert found is not None
-    return found
-
-
-def _room(format: Format, shape: Sequence[int], arrays: Sequence[tuple]) -> tuple[int, ...]:
-    """The number of positions that each level has memory for."""
-    lengths = [level[-1].shape[0] for level in arrays if level]
-    return capacities(format, [shape[mode] for mode in format.modes], lengths)
 
 
 def terms_of(
@@ -285,7 +185,7 @@ def _as_sparse(access: Access, given: Operands, dtype: Any) -> SparseArray:
     assert format is not None
     arrays = given.structures[given.numbers[access.tensor]]
     if access.pattern:
-        values: Any = jnp.ones(_room(format, shape, arrays)[-1], dtype)
+        values: Any = jnp.ones(room_of(format, shape, arrays)[-1], dtype)
     else:
         values = given.data[access.tensor]
     transposed = None
@@ -298,99 +198,6 @@ def _as_sparse(access: Access, given: Operands, dtype: Any) -> SparseArray:
 
 
 # Merge loops.
-
-
-def default_schedule(evaluation: Evaluation, given: Operands, dtype: Any) -> LoopSchedule:
-    """The schedule that the CPU compiles where the caller gives none.
-
-    Raises NotImplementedError or ScheduleError where there is none: the message says why.
-    """
-    assign = evaluation.assign
-    if jnp.dtype(dtype).name not in LOOP_DTYPES:
-        raise NotImplementedError(
-            f"loops are compiled for {', '.join(LOOP_DTYPES)}, got {jnp.dtype(dtype)}"
-        )
-    if not llvm.available():
-        raise NotImplementedError("llvmlite is not installed: pip install 'sgap_jax[compiler]'")
-    sizes = dict(evaluation.sizes)
-    outermost = LoopSchedule(assign).statement.body
-    extent = sizes.get(getattr(outermost, "var", IndexVar("")).name, 1)
-    rows = min(_ROWS, max(1, extent // _TASKS))
-    if assign.output.format is not None and assign.merges and not assign.terms:
-        with contextlib.suppress(ScheduleError):
-            found = presets.cpu_workspace(assign, rows)
-            if _fills_less(evaluation, given):
-                return found
-    return presets.cpu(assign, rows)
-
-
-def _fills_less(evaluation: Evaluation, given: Operands) -> bool:
-    """Whether a workspace for each row of the result costs less than merging the row with each row
-    that is added to it: elements to clear, and entries to step over."""
-    assign = evaluation.assign
-    holder, sizes = holder_of(assign), dict(evaluation.sizes)
-
-    def each(access: Access) -> float:
-        """Entries of an operand for each coordinate of its outermost level."""
-        assert access.format is not None
-        arrays = given.structures[given.numbers[access.tensor]]
-        outer = access.indices[access.format.modes[0]]
-        shape = evaluation.shape(access)
-        return float(_room(access.format, shape, arrays)[-1]) / max(sizes[outer.name], 1)
-
-    first, *others = sorted(
-        (x for x in evaluation.stored if x != holder),
-        key=lambda x: assign.output.indices[0] not in x.indices,
-    )
-    steps = each(first) * (each(holder) + max((each(x) for x in others), default=0.0))
-    assert holder.format is not None
-    inner = assign.output.indices[holder.format.modes[-1]]
-    return sizes[inner.name] < _CLEARED * steps
-
-
-def function_of(
-    evaluation: Evaluation, schedule: LoopSchedule, given: Operands, dtype: Any
-) -> Function:
-    """The loops of a schedule, whose expression may have other names, for these operands."""
-    assign = schedule.expression
-    numbers = dict(evaluation.numbers)
-    room = {}
-    sizes: dict[str, int] = {}
-    for own, access in _pairs(assign, evaluation.assign):
-        sizes |= zip((i.name for i in own.indices), evaluation.shape(access), strict=True)
-        if access.format is not None and access != evaluation.assign.output:
-            arrays = given.structures[numbers[access.tensor]]
-            room[own.tensor] = _room(access.format, evaluation.shape(access), arrays)
-    positions: Any = room if assign.merges else next(iter(room.values()), ())
-    return lower(schedule, sizes, positions, jnp.dtype(dtype).name, "evaluate")
-
-
-def _pairs(assign: Assign, asked: Assign) -> Iterator[tuple[Access, Access]]:
-    """The accesses of an expression beside those of an equal one with other names."""
-    pairs = zip(read_by(assign), read_by(asked), strict=True)
-    yield from ((assign.output, asked.output), *pairs)
-
-
-def _loops(*operands: Any, evaluation: Evaluation, schedule: LoopSchedule, dtype: Any) -> jax.Array:
-    """The expression on the CPU: a custom call that runs machine code compiled while lowering."""
-    given = evaluation.given(operands)
-    function = function_of(evaluation, schedule, given, dtype)
-    (output,) = function.outputs
-    arrays: dict[str, Any] = {}
-    for own, access in list(_pairs(schedule.expression, evaluation.assign))[1:]:
-        if access.format is not None:
-            levels = given.structures[given.numbers[access.tensor]]
-            for n, level in enumerate(levels, 1):
-                if level:
-                    arrays[f"{own.tensor}{n}_pos"], arrays[f"{own.tensor}{n}_crd"] = level
-        if not access.pattern:
-            values = "" if access.format is None else "_vals"
-            arrays[own.tensor + values] = given.data[access.tensor]
-    keep_chosen(str(evaluation.assign), schedule, False, lambda: print_c(function))
-    shape = evaluation.out_shape(operands)
-    call = jax.ffi.ffi_call(llvm.TARGET, jax.ShapeDtypeStruct(shape, output.dtype))
-    out = call(*(arrays[x.name] for x in function.inputs), **llvm.call_attributes(function))
-    return structure.varying_like(out.astype(dtype), *operands)
 
 
 def _cpu(ctx: Any, *operands: Any, evaluation: Evaluation, schedule: Any, dtype: Any) -> Any:
@@ -413,8 +220,45 @@ def _cpu(ctx: Any, *operands: Any, evaluation: Evaluation, schedule: Any, dtype:
     if _empty(evaluation):
         function: Callable = functools.partial(_reference, **params)
     else:
-        function = functools.partial(_loops if evaluation.checked else _guarded, **params)
+        function = functools.partial(cpu_loops if evaluation.checked else _guarded, **params)
     return jax_lowering(ctx, function, operands, ctx.avals_in)
+
+
+def _cuda(ctx: Any, *operands: Any, evaluation: Evaluation, schedule: Any, dtype: Any) -> Any:
+    if any(export.is_symbolic_dim(n) for x in ctx.avals_in for n in x.shape):
+        return None
+    if _empty(evaluation):
+        plainly = functools.partial(_reference, evaluation=evaluation, schedule=None, dtype=dtype)
+        return None if schedule is None else jax_lowering(ctx, plainly, operands, ctx.avals_in)
+    if schedule is not None:
+        return cuda_lowering(ctx, operands, evaluation=evaluation, schedule=schedule)
+    try:
+        chosen = default_on_cuda(evaluation, ctx.avals_in, dtype)
+        function_of(evaluation, chosen, evaluation.given(ctx.avals_in), dtype)
+    except (NotImplementedError, ScheduleError):
+        return None
+    try:
+        return cuda_lowering(ctx, operands, evaluation=evaluation, schedule=chosen)
+    except (NvrtcMissing, CompilationError, NotImplementedError) as error:
+        warn_of_plain("evaluate", str(error).splitlines()[0])
+        return None
+
+
+def _compact(*operands: Any, evaluation: Evaluation, schedule: Any, dtype: Any) -> jax.Array:
+    """The call on index arrays that nobody has checked, for other lowerings than the CPU's."""
+    params = dict(evaluation=evaluation, schedule=schedule, dtype=dtype)
+    otherwise = functools.partial(_reference, **params)
+    if isinstance(schedule, Reference):
+        return otherwise(*operands)
+    trusted = dataclasses.replace(evaluation, checked=True)
+    run = functools.partial(bind, evaluate_p, **params | {"evaluation": trusted})
+
+    def either(*operands: Any) -> Any:
+        return jax.lax.cond(_hold(evaluation, operands), run, otherwise, *operands)
+
+    if schedule is None:
+        return jax.lax.platform_dependent(*operands, cuda=either, default=otherwise)
+    return either(*operands)
 
 
 def _empty(evaluation: Evaluation) -> bool:
@@ -423,6 +267,13 @@ def _empty(evaluation: Evaluation) -> bool:
 
 def _guarded(*operands: Any, evaluation: Evaluation, **params: Any) -> jax.Array:
     """Loops if the index arrays are valid, else plain JAX."""
+    run = functools.partial(cpu_loops, evaluation=evaluation, **params)
+    otherwise = functools.partial(_reference, evaluation=evaluation, **params)
+    return jax.lax.cond(_hold(evaluation, operands), run, otherwise, *operands)
+
+
+def _hold(evaluation: Evaluation, operands: Sequence) -> jax.Array:
+    """Whether the index arrays are valid."""
     hold = jnp.asarray(True)
     structures = evaluation.given(operands).structures
     for (format, shape), arrays in zip(evaluation.layouts, structures, strict=True):
@@ -430,9 +281,7 @@ def _guarded(*operands: Any, evaluation: Evaluation, **params: Any) -> jax.Array
         orders = "".join("." if level == Dense() else "<" for level in levels)
         sizes = [shape[mode] for mode in format.modes[: len(levels)]]
         hold &= levels_hold(jax.tree.leaves(arrays), format, sizes, orders)
-    run = functools.partial(_loops, evaluation=evaluation, **params)
-    otherwise = functools.partial(_reference, evaluation=evaluation, **params)
-    return jax.lax.cond(hold, run, otherwise, *operands)
+    return hold
 
 
 def _reference(*operands: Any, evaluation: Evaluation, schedule: Any, dtype: Any) -> jax.Array:
@@ -569,28 +418,6 @@ def _numbered(args: Sequence, dims: Sequence) -> Iterator[tuple[int, tuple[Any, 
             yield n, (x, d)
 
 
-def check_loops(assign: Assign, schedule: Any, dtype: Any) -> None:
-    """Raises unless a schedule is for this expression, and loops are compiled for this dtype."""
-    inner = schedule._inner
-    if not isinstance(inner, LoopSchedule):
-        return
-    if not same(assign, inner.expression):
-        raise ScheduleError(
-            f"evaluate: the schedule is for {described(inner.expression)}, got {described(assign)}"
-        )
-    if jnp.dtype(dtype).name not in LOOP_DTYPES:
-        raise NotImplementedError(
-            f"evaluate: loops are compiled for {', '.join(LOOP_DTYPES)}, got {jnp.dtype(dtype)}; "
-            "schedule=None or Reference() runs"
-        )
-
-
-def described(assign: Assign) -> str:
-    every = [x for x in (*assign.accesses, assign.output) if x.format is not None]
-    formats = ", ".join(f"{x.tensor} in {x.format}" for x in every)
-    return f"{assign} with {formats}" if formats else str(assign)
-
-
 evaluate_p = define(
     "evaluate",
     data=lambda params: len(params["evaluation"].names),
@@ -598,6 +425,9 @@ evaluate_p = define(
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
+    cuda=_cuda,
+    compact=_compact,
+    checked=lambda params: params["evaluation"].checked,
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
