@@ -8,7 +8,8 @@ Tags: `default` (the published table), `quick` (a few of them), `ci` (small; als
 `gpu` (large; in addition to the default ones), `balance` (does one heavy row hold up the other
 cores?), `vectors` and `vectors_quick` (each entry of a pattern is a column vector),
 `vectors_weights` (the same with patterns of generated weights), `octets` (the same for a GPU),
-`attention`, `attention_quick` and `attention_gpu` (masks).
+`attention`, `attention_quick` and `attention_gpu` (masks), `pieces` (with rows so long that kernels
+of a GPU cut them).
 """
 
 import dataclasses
@@ -132,6 +133,14 @@ def attention(length: int, sparsity: float) -> sp.csr_matrix:
     return sp.csr_matrix(masks.band_and_random(length, band, sparsity, 8, format=CSR).to_scipy())
 
 
+def global_and_band(length: int, seeing: int, window: int) -> sp.csr_matrix:
+    """A mask in which the first `seeing` tokens see all and are seen by all, and the others, in
+    sets of 8, see a window of keys around them (BigBird, Longformer)."""
+    at = np.arange(length)
+    near = np.abs(at[:, None] // 8 * 8 + 4 - at) <= window // 2
+    return sp.csr_matrix((near | (at[:, None] < seeing) | (at < seeing)).astype(np.float32))
+
+
 def block_band(length: int, block: int = 128) -> sp.csr_matrix:
     """A band of 128 x 128 blocks, each with its two neighbours: FlexAttention's best case."""
     blocks = sp.diags_array(np.ones((3, 1)), offsets=(-1, 0, 1), shape=(length // block,) * 2)
@@ -152,6 +161,11 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     graphs = "default graphs"
     add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8, tags=graphs)
     add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16, tags=graphs)
+    # Of a size that an H100's second-level cache has room for, with rows that are cut into pieces.
+    add("rmat_32k_500k", "R-MAT", synthetic, rmat, 15, 16, tags="pieces")
+    skewed = functools.partial(rmat, 12, 32)
+    add("rmat_32kx4k_v8", "R-MAT, V=8", synthetic, vectors, skewed, 8, tags="pieces")
+    add("attention_4096_global", "masks", synthetic, global_and_band, 4096, 8, 64, tags="pieces")
     for percent in (70, 80, 90, 95, 98):
         tags = "default quick" if percent == 90 else "default"
         name = f"weights_2048x1024_{percent}pct"

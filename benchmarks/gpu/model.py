@@ -12,11 +12,13 @@ nothing else stood in the way:
     tensor    multiply-adds of tensor cores
     latency   chains of results that need each other: the longest block, or all blocks of a
               multiprocessor, as many at a time as fit
+    fetch     lines of machine code, where a loop does not fit in the first instruction cache: each
+              warp waits for each line, the warps of all blocks that fit for the same one
 
-The first two and the last are those of the slowest multiprocessor of the sample. Real kernels take
-longer, since these overlap badly: read a prediction as a lower bound and a ranking. Only latency
-may be too long, since it takes every load for a hit in L2. Launches, the driver and clocks that
-drop under load are not in it.
+Issue, L1, latency and fetch are those of the slowest multiprocessor of the sample. Real kernels
+take longer, since these overlap badly: read a prediction as a lower bound and a ranking. Only
+latency may be too long, since it takes every load for a hit in L2. Launches, the driver and clocks
+that drop under load are not in it.
 
 The sample: all blocks of some multiprocessors, evenly spread, and of the one with the longest row;
 block b runs on multiprocessor b mod their number. Bytes and tensor operations are scaled by the
@@ -39,6 +41,7 @@ _ISSUE = 4  # warp instructions a clock, one for each scheduler
 _L2_TO_SM = 64  # bytes a clock
 _REGISTERS, _REGISTER_UNIT = 65536, 256  # of a multiprocessor; a warp takes a multiple
 _SHARED_RESERVED = 1024  # bytes of shared memory of each block that the system takes
+_INSTRUCTIONS_OF_LINE = 8  # of 16 bytes each, in 128 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +58,13 @@ class Gpu:
       l2_per_clock: bytes that all multiprocessors read from L2 in a clock.
       memory: bytes a second.
       tensor: {operands' type: multiply-adds a clock and multiprocessor}.
+      dense: the same of the best dense product, for 16-bit and float32 operands.
       threads, blocks: that fit on a multiprocessor.
       memory_latency: clocks of a load that hits in L2.
+      code: instructions in the first instruction cache, of a scheduler.
+      lines_ahead: lines of 128 bytes of instructions that are fetched before they are missed; 1 for
+        none.
+      fetch_latency: clocks until the second instruction cache has given a line.
     """
 
     name: str
@@ -68,9 +76,13 @@ class Gpu:
     l2_per_clock: int
     memory: float
     tensor: dict[str, float]
+    dense: dict[str, float]
     threads: int = 2048
     blocks: int = 32
     memory_latency: int = 265
+    code: int = 2048
+    lines_ahead: int = 8
+    fetch_latency: int = 78
 
 
 # Sizes, clocks, memory and tensor cores: NVIDIA's data sheets and the whitepapers of the V100, A100
@@ -80,6 +92,11 @@ class Gpu:
 # tags and 4 sectors are resolved in a clock is NVIDIA's word (its developer forum, threads 49571
 # and 312884). `mma.sync` reaches 62% of the H100's peak, which takes wgmma (Luo et al., arXiv
 # 2402.13499, section IV); on the others all of it.
+#
+# Instruction caches: 12 KiB on a V100 (vectorSparse, section 3.2). None is published for an A100 or
+# H100. Theirs are those of later GPUs in the simulator of Huerta et al. (Dissecting and Modeling
+# the Architecture of Modern GPU Cores, MICRO 2025): 32 KiB, 39 clocks to the second one and as many
+# back, and 8 lines fetched ahead, which Volta is not taken to do.
 H100 = Gpu(
     name="H100 SXM",
     arch="sm_90",
@@ -90,6 +107,7 @@ H100 = Gpu(
     l2_per_clock=4900,
     memory=3.35e12,
     tensor={kind: 0.62 * rate for kind, rate in (("f16", 2048), ("bf16", 2048), ("tf32", 1024))},
+    dense={"f16": 2048, "f32": 128},
 )
 A100 = Gpu(
     name="A100 SXM 80GB",
@@ -101,6 +119,7 @@ A100 = Gpu(
     l2_per_clock=3800,
     memory=2.04e12,
     tensor={"f16": 1024, "bf16": 1024, "tf32": 512},
+    dense={"f16": 1024, "f32": 64},
     memory_latency=211,
 )
 # NVRTC 13 compiles for no Volta: its kernels are counted in the code of sm_75.
@@ -114,10 +133,13 @@ V100 = Gpu(
     l2_per_clock=1840,
     memory=0.9e12,
     tensor={"f16": 512},
+    dense={"f16": 512, "f32": 64},
     memory_latency=214,
+    code=768,
+    lines_ahead=1,
 )
 GPUS = {"h100": H100, "a100": A100, "v100": V100}
-TERMS = ("issue", "L1", "L2", "memory", "tensor", "latency")
+TERMS = ("issue", "L1", "L2", "memory", "tensor", "latency", "fetch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +274,8 @@ def predict(
     from cuda_sources import machine_code, resources
 
     call, ran = launch.call, emulate(gpu, launch, longest, multiprocessors)
-    moved = moved_bytes(call, ran.buffers, ran.results, ran.traffic)
+    part = ran.blocks / len(ran.chosen)
+    moved = moved_bytes(call, ran.buffers, ran.results, ran.traffic, part)
     if moved > gpu.l2_bytes:
         what = f"{call.kernel}: {moved:.3g} bytes of operands, which do not fit in the L2"
         raise NotImplementedError(f"{what} of {gpu.name}")
@@ -294,6 +317,8 @@ def time_of(
 
     l2_bytes = part * (passed.l2_read + passed.l2_written)
     cycles = np.nan_to_num(ran.timeline.cycles)
+    missed = missed_lines(gpu, code) * ratio * ran.timeline.issued / -(-threads // _WARP)
+    fetched = missed * gpu.fetch_latency / gpu.lines_ahead
     operations = {kind: part * n for kind, n in ran.timeline.tensor_operations().items()}
     clocks = {
         "issue": ratio * slowest(ran.timeline.issued.astype(float)) / _ISSUE,
@@ -302,6 +327,7 @@ def time_of(
         "memory": moved / gpu.memory * gpu.clock,
         "tensor": sum(n / (gpu.tensor[kind] * busy) for kind, n in operations.items()),
         "latency": max(float(cycles.max(initial=0)), slowest(cycles) / resident),
+        "fetch": max(float(fetched.max(initial=0)), slowest(fetched) / resident),
     }
     return Prediction(
         seconds={term: clocks[term] / gpu.clock for term in TERMS},
@@ -317,6 +343,14 @@ def time_of(
         l2_bytes=l2_bytes,
         memory_bytes=moved,
     )
+
+
+def missed_lines(gpu: Gpu, code: Any) -> float:
+    """Lines that miss in the first instruction cache, for each instruction that a warp issues: none
+    if the largest loop without another inside fits, else all, as of a walk in a circle through a
+    cache that drops what was used longest ago."""
+    innermost = (loop.instructions for loop in code.loops if loop.innermost)
+    return 1 / _INSTRUCTIONS_OF_LINE if max(innermost, default=0) > gpu.code else 0.0
 
 
 def wavefronts_of_blocks(traffic: Any, blocks: int) -> np.ndarray:
@@ -350,21 +384,38 @@ def instructions_for_ptx(timeline: Any, code: Any) -> float:
     return machine / issued if issued else 1.0
 
 
-def moved_bytes(call: Any, buffers: Sequence[tuple[int, int]], results: int, traffic: Any) -> float:
+def moved_bytes(
+    call: Any,
+    buffers: Sequence[tuple[int, int]],
+    results: int,
+    traffic: Any,
+    part: float = 1.0,
+) -> float:
     """Bytes of the operands and results that the sample touches, each once; results that are zeroed
-    before the launch are written then, too.
+    before the launch are written then, too. Of a result that is changed in place only the lines
+    that are read or written, as many times as the launch has more blocks than the sample.
 
     Args:
       buffers: (address, bytes) of the operands and, behind them, of the results.
       results: how many results there are.
+      part: the number of all blocks over that of the sample.
     """
     from emulator import Memory
+    from emulator.traffic import KINDS
 
-    _, _, _, lines, _, _ = traffic.stream()
-    touched = np.unique(lines) * 128 + Memory.BASE
-    found = 0.0
+    _, _, _, lines, _, how = traffic.stream()
+    lines, store, found = lines * 128 + Memory.BASE, how == KINDS.index("store"), 0.0
+    touched, operands = np.unique(lines), len(buffers) - results
+    atomic = how == KINDS.index("atomic")
+    kinds = {operand: ~store for operand, _ in call.in_place}
+    kinds |= {operands + result: store | atomic for _, result in call.in_place}
     for i, (address, nbytes) in enumerate(buffers):
+        if i in kinds:
+            own = np.unique(lines[kinds[i]])
+            start, end = np.searchsorted(own, [address, address + nbytes])
+            found += min(nbytes, 128 * part * float(end - start))
+            continue
         start, end = np.searchsorted(touched, [address, address + nbytes])
-        zeroed = i - (len(buffers) - results) in call.zero
+        zeroed = i - operands in call.zero
         found += nbytes * (int(end > start) + int(zeroed))
     return found

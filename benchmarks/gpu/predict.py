@@ -51,7 +51,9 @@ CASES: tuple[tuple[str, str, int, str], ...] = (
     *(("spmm transposed", WEIGHTS, n, "float32") for n in (32, 128)),
     *(("spmm", "uniform_10k_0.1pct", n, "float32") for n in (4, 32, 128)),
     *(("spmm", GRAPH, n, "float32") for n in (4, 16)),
+    ("spmm", "rmat_32k_500k", 128, "float32"),
     *(("sddmm", WEIGHTS, n, "float32") for n in (32, 64, 128)),
+    ("sddmm", WEIGHTS, 128, "bfloat16"),
     *((op, WEIGHTS, 1, "float32") for op in ("softmax", "row_sum", "row_max")),
     *(("gspmm max", WEIGHTS, n, "float32") for n in (4, 64)),
     *(("gspmm max", GRAPH, n, "float32") for n in (4, 16)),
@@ -60,9 +62,13 @@ CASES: tuple[tuple[str, str, int, str], ...] = (
         for percent, length in ((70, 8), (80, 8), (90, 8), (95, 8), (80, 16), (90, 4), (90, 2))
     ),
     ("spmm", "weights_4096_90pct_v8", 256, "bfloat16"),
+    ("spmm", "weights_2048x1024_90pct_v8", 256, "float32"),
+    ("spmm", "rmat_32kx4k_v8", 256, "bfloat16"),
     *(("sddmm", "weights_2048x1024_90pct_v8", n, "bfloat16") for n in (64, 256)),
+    ("sddmm", "weights_2048x1024_90pct_v4", 256, "bfloat16"),
     ("softmax", "weights_2048x1024_90pct_v8", 1, "bfloat16"),
     *(("attention", f"attention_{size}_90pct", 64, "bfloat16") for size in (1024, 4096)),
+    ("attention", "attention_4096_global", 64, "bfloat16"),
 )
 FIELDS = (
     *("kind", "gpu", "op", "problem", "n", "dtype", "kernel", "us", "bound_by"),

@@ -151,13 +151,13 @@ _ROW_GROUP = {
 # best dense tiling times a factor from published crossings on a V100 (vectorSparse, Figure 4 and
 # section 7.2.1). Dense products in float32 are those in full precision, not TF32.
 MOST_STORED = {
-    ("spmm", True): {1: 0.09, 2: 0.06, 4: 0.18, 8: 0.37, 16: 0.55},
-    ("spmm", False): {1: 0.09},
-    ("sddmm", True): {8: 0.23},
+    ("spmm", True): {1: 0.09, 2: 0.06, 4: 0.18, 8: 0.37, 16: 0.56},
+    ("spmm", False): {1: 0.09, 8: 0.2},
+    ("sddmm", True): {1: 0.02, 4: 0.16, 8: 0.23},
     ("sddmm", False): {1: 0.06},
 }
 # The same for up to _FEW columns, whose dense product takes as long as the matrix takes to be read.
-MOST_STORED_OF_FEW = {("spmm", False): {1: 0.29}}
+MOST_STORED_OF_FEW = {("spmm", False): {1: 0.3}}
 _FEW = 31
 
 

@@ -11,9 +11,10 @@ from emulated_launch import placed, program, ptx
 from emulator import Traffic
 
 from benchmarks import problems
-from benchmarks.gpu import model, ours, predict, summary
+from benchmarks.gpu import dense, model, ours, predict, summary
 from benchmarks.gpu.model import GPUS, H100, TERMS
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.schedules.explain import MOST_STORED, MOST_STORED_OF_FEW
 
 COPY = """extern "C" __global__ void k(const float* x, float* y, long long n) {
   long long i = blockIdx.x * 256ll + threadIdx.x;
@@ -93,6 +94,30 @@ def test_blocks_that_do_not_fit_wait():
     assert in_turn.seconds["latency"] == pytest.approx(4 * at_once.seconds["latency"])
 
 
+UNROLLED = """extern "C" __global__ void k(const float* x, float* y, long long n) {
+  float found = x[threadIdx.x];
+  #pragma unroll 1
+  for (int i = 0; i < n; ++i) {
+    #pragma unroll
+    for (int j = 0; j < 3000; ++j) found = found * found + 1.5f;
+  }
+  y[blockIdx.x * 32 + threadIdx.x] = found;
+}"""
+
+
+def test_a_loop_beyond_the_instruction_cache_is_fetched_again_each_time():
+    """3000 instructions are 375 lines, a wait of 78 / 8 clocks each. 32 blocks fit at a time, and
+    wait together."""
+    require_nvdisasm()
+    x, y = np.zeros(32, np.float32), ((132 * 64 * 32,), "float32")
+    few = dataclasses.replace(H100, code=4000)
+    looped = launch(UNROLLED, 132 * 64, [x], [y], (5,), threads=32)
+    missed, fits = (model.predict(gpu, looped).seconds["fetch"] for gpu in (H100, few))
+    assert fits == 0
+    in_turn = 2
+    assert missed * H100.clock == pytest.approx(in_turn * 5 * 375 * 78 / 8, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "registers, threads, shared, blocks",
     [
@@ -146,6 +171,19 @@ def test_results_that_are_zeroed_are_written_twice():
     assert model.moved_bytes(call, unread, 1, traffic) == 3 * 2048
 
 
+def test_of_a_result_in_place_only_the_lines_that_are_written_count():
+    require_nvrtc()
+    call, traffic = dataclasses.replace(copying(2).call, in_place=((1, 0),)), Traffic()
+    x, y = np.zeros(512, np.float32), np.zeros(4096, np.float32)
+    memory, pointers, results = placed(call, [x, y], [(y.shape, "float32")])
+    module = program(ptx(COPY))
+    module.run("k", 2, 256, [pointers[0], pointers[2], 512], memory, traffic=traffic)
+    buffers = list(zip(pointers, (2048, 4 * 4096, 4 * 4096), strict=True))
+    assert model.moved_bytes(call, buffers, 1, traffic) == 2048 + 2048
+    assert model.moved_bytes(call, buffers, 1, traffic, part=3) == 2048 + 3 * 2048
+    assert model.moved_bytes(call, buffers, 1, traffic, part=30) == 2048 + 4 * 4096
+
+
 def test_rows_are_written_and_say_what_they_are(tmp_path, monkeypatch, capsys):
     require_nvdisasm()
     cases = (("row_sum", "small_weights", 1, "float32"), ("spmm", "nothing", 1, "float32"))
@@ -171,6 +209,28 @@ def test_the_file_is_of_these_cases():
         assert row["kind"] == "predicted" and row["spill_bytes"] == "0"
         assert float(row["us"]) == terms[row["bound_by"]] == max(terms.values())
     assert "\n".join(predict.page(rows)) in predict.PAGE.read_text(), "out of date: make predict"
+
+
+def test_dense_products_are_said_to_be_faster_from_where_the_model_says_so():
+    """What `explain` and a warning go by follows from the file, to the second digit."""
+    with predict.FILE.open() as file:
+        rows = list(csv.DictReader(file))
+    for table, of in ((MOST_STORED, dense.ROWS), (MOST_STORED_OF_FEW, dense.ROWS_OF_FEW)):
+        found = dense.most_stored(rows, of)
+        assert {(*key, length) for key, each in table.items() for length in each} == set(found)
+        for (op, half, length), most in found.items():
+            assert table[op, half][length] == pytest.approx(most, abs=0.0051), (op, half, length)
+
+
+def test_a_dense_product_by_hand():
+    """[2048, 1024] times [1024, 256] on a V100: in float32 128 tiles of 64 x 64 take two turns of
+    80 multiprocessors, 64 of 128 x 64 one; halves of the latter's sums pass L2 once more."""
+    clocks = model.V100.clock * dense.dense_bound(model.V100, 2048, 1024, 256, "f32")
+    assert 2048 * 256 * 1024 / 64 / 80 <= clocks <= 128 * 64 * 1024 / 64
+    few = dataclasses.replace(model.V100, memory=1e9)
+    moved = 2 * (2048 * 1024 + 1024 * 256 + 2048 * 256)
+    assert dense.dense_bound(few, 2048, 1024, 256, "f16") == pytest.approx(moved / 1e9)
+    assert 1.5 < dense.factors()["f16"] < 2.5 and 0.5 < dense.factors()["f32"] < 1
 
 
 def test_measured_times_are_put_beside_the_predicted_ones(tmp_path):

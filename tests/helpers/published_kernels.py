@@ -185,7 +185,7 @@ def predicted(published, launch, gpu=model.V100):
     _, traffic, timeline, buffers = run(published, launch, chosen, latencies)
     shared = published.program.shared_bytes(published.program.entries[0])
     ran = model.Emulated(total, chosen, traffic, timeline, buffers, 1, shared)
-    moved = model.moved_bytes(types.SimpleNamespace(zero=()), buffers, 1, traffic)
+    moved = model.moved_bytes(types.SimpleNamespace(zero=(), in_place=()), buffers, 1, traffic)
     registers, spills, code = published.machine_code(gpu.arch)
     threads = math.prod(launch.block)
     return model.time_of(gpu, ran, threads, moved, registers, spills, code), code
