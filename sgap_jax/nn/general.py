@@ -244,8 +244,8 @@ class SparseConv(_SparseContraction):
     """A convolution with a sparse weight, the counterpart of `nnx.Conv`: y = patches(x) W^T + b.
 
     W [out_features, window in_features] is a sparse matrix, block-diagonal with feature groups. A
-    patch is copied for each output, `[..., *spatial, *kernel_size, in_features]`: the layer pays for
-    itself where few weights are stored.
+    patch is copied for each output, `[..., *spatial, *kernel_size, in_features]`: the layer pays
+    for itself where few weights are stored.
 
     Args: those of `nnx.Conv`, but for `mask`, `precision`, `conv_general_dilated` and such;
     `sparsity`, `format`, `values_init`, `schedule`, `values_metadata` as of `SparseLinear`. Vectors
