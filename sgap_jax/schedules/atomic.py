@@ -70,7 +70,9 @@ class AtomicParallelism(Point):
             )
         threads = most_threads(self, op, problem.dtype)
         if algorithm(self, op) is None or not threads:
-            why = unfit(self, op) or ("" if threads else "its sums do not fit in registers")
+            why = unfit(self, op) or (
+                "" if threads else "what a lane holds does not fit in its registers"
+            )
             near = nearest(self, op) + ("" if self.chunk is None else f" chunk={self.chunk}")
             raise NotImplementedError(
                 f"{op}: no kernel for the legal point {self}{why and f' ({why})'}; the "

@@ -264,7 +264,7 @@ def _number(word: str, text: str) -> int | Fraction:
 
 COLUMNS = (1, 2, 4)  # the numbers of dense columns (features) of a lane that are enumerated
 _SUMS = 128  # the most bytes of a lane's sums: more do not fit in its 255 registers
-_FEATURES = 8  # the most features of a lane's load (sddmm)
+_FEATURES = 16  # the most features that a lane loads at once (sddmm)
 
 
 _P = TypeVar("_P", bound=Point)
@@ -305,7 +305,7 @@ def unfit(point: Point, op: str) -> str:
     if op == "sddmm":
         if point.col < 1:
             return "the product of one feature cannot be divided"
-        most = f"a load has up to {_FEATURES} features"
+        most = f"a lane loads up to {_FEATURES} features at once"
         return most if point.col > _FEATURES else ""
     if share % point.group and point.col < 1:
         return (
@@ -338,7 +338,9 @@ def most_threads(point: Point, op: str, dtype: str) -> int:
     of_entries = point.nnz is not None and (op == "gspmm" or (point.group > 1 and point.col > 4))
     if of_entries or (point.col > 4 and op == "gspmm"):
         held *= 2  # each sum beside a position, or beside the head of a segment
-    if op == "sddmm" or held <= 32:
+    if op == "sddmm":  # where a lane loads 64 bytes of a row at once, fewer have room for it
+        return 1024 if point.col <= 8 else 0 if dtype == "float64" else 512
+    if held <= 32:
         return 1024
     return 512 if held <= 64 else 256 if held <= _SUMS else 0
 

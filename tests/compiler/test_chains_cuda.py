@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from compiler_chains import rows
 from compiler_tensors import Problem
-from cuda_sources import require_nvrtc, resources
+from cuda_sources import EACH_ARCHITECTURE, has_turn, require_nvrtc, resources
 from emulated_launch import emulate, starts
 from loop_interpreter.interp import run
 from tolerance import DTYPES
@@ -103,10 +103,10 @@ def test_every_format(name):
     check(schedule, DTYPES[list(FORMATS).index(name) % 4], {"i": 21, "j": 21, "k": 11}, spare=4)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", EACH_ARCHITECTURE)
 def test_every_schedule_stays_in_registers(arch):
     for i, name in enumerate(NAMES):
-        if i % 3 == ("sm_80", "sm_90", "sm_100").index(arch):
+        if has_turn(i, arch):
             schedule, dtype = CHAINS[name], DTYPES[i // 3 % 4]
             problem = Problem(schedule.expression, SIZES | EXTENTS.get(name, {}), dtype=dtype)
             function = lower(schedule, problem.sizes, problem.positions, dtype, "kernel")

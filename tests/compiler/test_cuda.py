@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_sources import require_nvrtc, resources
+from cuda_sources import EACH_ARCHITECTURE, require_nvrtc, resources
 from emulated_launch import emulate, starts
 from emulator import Fault
 from loop_functions import (
@@ -109,7 +109,7 @@ def test_nothing_stored_and_nothing_to_store(build):
     assert emulated(build(Sparse(m=0), n=3), inputs(Sparse(m=0), "float32", 3))["C"].size == 0
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", EACH_ARCHITECTURE)
 def test_kernels_compile_in_registers(arch):
     A = Sparse(m=1000, k=900)
     for i, build in enumerate(GPU.values()):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compiler_chains import blocks, octet_product, octet_sampled, octets_on_gpu
 from compiler_tensors import Problem
-from cuda_sources import ptx, require_nvrtc, resources
+from cuda_sources import EACH_ARCHITECTURE, has_turn, ptx, require_nvrtc, resources
 from emulated_launch import emulate
 from loop_functions import loop, store
 from loop_interpreter.independence import independent
@@ -209,12 +209,11 @@ BIG = [
 BIG = [blocks(s.bind("i1", "octet_mma"), ("i0", NO_RACES), ("w", ATOMICS)) for s in BIG]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", EACH_ARCHITECTURE[:3] + EACH_ARCHITECTURE[4:])
 def test_they_stay_in_registers(arch):
     """Each schedule, and the largest steps that a block of that many warps may have."""
-    turn = ("sm_80", "sm_90", "sm_100").index(arch)
     for i, schedule in enumerate([*CHAINS.values(), *BIG]):
-        if i % 3 == turn or schedule in (CHAINS["V1"], CHAINS["V2"]):
+        if has_turn(i, arch) or schedule in (CHAINS["V1"], CHAINS["V2"]):
             source = launch_plan(lowered(schedule, dtype=DTYPES[i % 2])[0]).source
             _, stack, spills = resources(source, arch)
             assert (stack, spills) == (0, 0), source

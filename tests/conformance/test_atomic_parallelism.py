@@ -205,7 +205,7 @@ def test_illegal_fields(fields, words):
     [
         ("{<3 row, 64 col>, 1}", "64 columns do not fit in the registers", "{<3 row, 4 col>, 1}"),
         ("{<2 row, 1/8 col>, 32}", "sums of different columns", "{<1/8 row, 1 col>, 8}"),
-        ("{<4 nnz, 17 col>, 8}", "do not fit in registers", "{<4 nnz, 4 col>, 8}"),
+        ("{<4 nnz, 17 col>, 8}", "does not fit in its registers", "{<4 nnz, 4 col>, 8}"),
         ("{<1/8 row, 8 col>, 8} chunk=64", "8} chunk=64 .pieces", "{<1/8 row, 4 col>, 8} chunk=64"),
     ],
 )

@@ -68,8 +68,10 @@ POINTS = {
     "sddmm": (
         "{<4 nnz, 3 col>, 8}",
         "{<1 nnz, 8 col>, 4}",
+        "{<4 nnz, 16 col>, 2}",
         "{<2 row, 6 col>, 4}",
         "{<1/8 row, 7 col>, 4}",
+        "{<2 row, 12 col>, 1}",
     ),
     "gspmm": (
         "{<1 row, 3 col>, 1}",
@@ -81,6 +83,12 @@ POINTS = {
     "row_max": ("{<3 row, 1/8 col>, 8}",),
     "sparse_softmax": ("{<2 row, 1/4 col>, 4}", "{<3 row, 1/16 col>, 2}"),
 }
+NOT_OF_DOUBLES = (
+    "{<1 row, 32 col>, 1}",
+    "{<4 nnz, 16 col>, 8}",
+    "{<4 nnz, 16 col>, 2}",
+    "{<2 row, 12 col>, 1}",
+)
 CASES = [(op, point) for op, points in POINTS.items() for point in points]
 
 
@@ -89,7 +97,7 @@ def test_results_are_exact_and_stay_in_registers(op, point):
     n = CASES.index((op, point))
     for i, columns in enumerate((5, 24)):  # 24 is a multiple of many coarsenings
         dtype = ("float32", "float16", "float64")[(n + i) % 3]
-        dtype = "float32" if point in ("{<1 row, 32 col>, 1}", "{<4 nnz, 16 col>, 8}") else dtype
+        dtype = "float32" if dtype == "float64" and point in NOT_OF_DOUBLES else dtype
         A = matrix(dtype)
         X, B = (jnp.asarray(values(2, rows, columns), dtype) for rows in (M, K))
         calls = []

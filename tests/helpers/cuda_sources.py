@@ -21,6 +21,21 @@ HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 INCLUDE = include_options(HEADERS)
 
 
+# Tests of the first compile each kernel for one of them; the others' are slower tests of one more.
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+OTHER_ARCHITECTURES = ("sm_75", "sm_86", "sm_89", "sm_120")
+EACH_ARCHITECTURE = (
+    *ARCHITECTURES,
+    *(pytest.param(arch, marks=pytest.mark.tier("all")) for arch in OTHER_ARCHITECTURES),
+)
+
+
+def has_turn(i, arch):
+    """Whether kernel i is compiled for `arch`, one of each kind of architecture."""
+    those = ARCHITECTURES if arch in ARCHITECTURES else OTHER_ARCHITECTURES
+    return i % len(those) == those.index(arch)
+
+
 def require_nvrtc():
     try:
         return nvrtc.version()
