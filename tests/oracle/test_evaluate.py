@@ -347,6 +347,15 @@ def test_refused_operands():
     with pytest.raises(NotImplementedError, match="diagonals are taken of dense arrays and"):
         T = SparseArray.from_dense(np.ones((2, 2, 2)), format=CSF(3))
         evaluate("y(i) = T(i,i,k)", T=T)
+    many = ",".join(f"i{n}" for n in range(30)), ",".join(f"j{n}" for n in range(30))
+    wide = np.ones((1,) * 30)
+    with pytest.raises(NotImplementedError, match="einsum has 52 letters for indices, .* has 60"):
+        evaluate(f"s = X({many[0]}) * Y({many[1]})", X=wide, Y=wide)
+    for nse, message in ((1, "evaluate: nse: expected at least 4"), (-1, "evaluate: nse must not")):
+        with pytest.raises(ValueError, match=message):
+            evaluate("C(i,j) = A(i,j)", A=np.ones((2, 2)), format=CSR, nse=nse)
+    with pytest.raises(NotImplementedError, match="evaluate: a tensor of 3 dimensions with nse"):
+        evaluate("R(i,j,k) = T(i,j,k)", T=T, format=CSF(3), nse=9)
     batched = dataclasses.replace(T, values=np.ones((3, 8)))
     with pytest.raises(ValueError, match="is batched"):
         evaluate("y(i) = T(i,j,k)", T=batched)
