@@ -16,7 +16,7 @@ from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
-from sgap_jax.formats.levels import Format
+from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
@@ -355,7 +355,7 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
             and in_order(indices, [*kept, own]) is not None
         ):
             kept.append(own)
-    for order in (in_order(indices, kept), indices):
+    for order in (*_by_columns(asked, indices), in_order(indices, kept), indices):
         assert order is not None
         try:
             found = _converted(asked, order)
@@ -365,6 +365,23 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
             continue  # no order of the loops, or a traced structure that does not convert
         return found, assign
     return asked, None
+
+
+def _by_columns(asked: _Asked, indices: Sequence[IndexVar]) -> list[list[IndexVar]]:
+    """An order in which the entries of a sparse vector say which columns of the matrices in CSR are
+    read, for a product of these with a dense result; merging each row with the vector takes as many
+    steps as there are rows times entries of the vector. CSR holds what it is by columns."""
+    term, *others = asked.written.terms
+    vectors = [x for x in asked.sparse if len(x.indices) == 1]
+    if others or asked.holder is not None or len(vectors) != 1:
+        return []
+    (index,) = vectors[0].indices
+    matrices = [x for x in asked.sparse if x not in vectors]
+    inner = [x for x in matrices if x.indices[-1] == index]
+    formats = {asked.values[x.tensor].format for x in matrices}
+    if index in asked.written.output.indices or not inner or inner != matrices or formats != {CSR}:
+        return []
+    return [[index, *(i for i in indices if i != index)]]
 
 
 def _converted(asked: _Asked, order: Sequence[IndexVar]) -> _Asked:
