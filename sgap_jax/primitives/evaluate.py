@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.parse import Written, read
 from sgap_jax.compiler.notation.spaces import in_order
 from sgap_jax.compiler.transform.schedule import LoopSchedule
+from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
-from sgap_jax.formats.levels import Format
+from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
@@ -54,7 +54,7 @@ def evaluate(
 
     A product has a value where all of its sparse factors store one, a sum where one of its terms
     has. Several sparse operands are merged in loops that are compiled for the formats (Kjolstad et
-    al., 2017): on the CPU where llvmlite is installed, and on CUDA. No sparse operand is made dense.
+    al., 2017), on the CPU where llvmlite is installed and on CUDA; none is made dense.
     Differentiable to any order, forward and reverse, in dense operands and in the values of sparse
     ones, whose gradients are such expressions at their own entries. Under vmap a dense operand gets
     one more index; where values or structures are mapped, elements are computed in turn. Index
@@ -100,7 +100,8 @@ def evaluate(
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: text that is not such an expression, operands that do not fit it, or only bool;
         traced structures without `nse`, or more entries than it or than int32 counts.
-      NotImplementedError: more than 64 terms after multiplying out, the diagonal of a sparse
+      NotImplementedError: more than 64 terms after multiplying out, more than 52 indices where
+        plain JAX runs, the diagonal of a sparse
         tensor, a schedule without loops for the dtype, or inside jit a sparse result that is no
         matrix or has no bound.
 
@@ -278,6 +279,9 @@ def _structure(asked: _Asked, format: Format | None, pattern: Any, nse: int | No
             raise ValueError(f"evaluate: pattern has shape {pattern.shape}, and the result {shape}")
         return pattern
     assert format is not None
+    if nse is not None:
+        nse = checks.check_count(nse, "nse", "evaluate")
+        checks.check_nnz(nse, "evaluate: nse")
     for access in asked.written.shared:
         A = asked.values[access.tensor]
         if isinstance(A, SparseArray) and A.format == format and nse is None:
@@ -306,14 +310,14 @@ def _diagonal(x: Any, spelled: Sequence[IndexVar], shown: str) -> jax.Array:
                 f"got a tensor in {x.format}"
             )
         return x.diagonal()
-    letters = dict(zip(dict.fromkeys(spelled), string.ascii_letters, strict=False))
+    letters = evaluate_terms.letters_of(dict.fromkeys(spelled))
     return jnp.einsum(f"{''.join(letters[i] for i in spelled)}->{''.join(letters.values())}", x)
 
 
 def _by_einsum(asked: _Asked, schedule: Any) -> Any:
     """One product of at most one sparse operand, and the dense ones."""
     (term,), output = asked.written.terms, asked.written.output.indices
-    letters = dict(zip(asked.sizes, string.ascii_letters, strict=False))
+    letters = evaluate_terms.letters_of(asked.sizes)
     words = ["".join(letters[i] for i in x.indices) for x in term.factors]
     subscripts = f"{','.join(words)}->{''.join(letters[i] for i in output)}"
     values = [asked.values[x.tensor] for x in term.factors]
@@ -351,7 +355,7 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
             and in_order(indices, [*kept, own]) is not None
         ):
             kept.append(own)
-    for order in (in_order(indices, kept), indices):
+    for order in (*_by_columns(asked, indices), in_order(indices, kept), indices):
         assert order is not None
         try:
             found = _converted(asked, order)
@@ -361,6 +365,23 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
             continue  # no order of the loops, or a traced structure that does not convert
         return found, assign
     return asked, None
+
+
+def _by_columns(asked: _Asked, indices: Sequence[IndexVar]) -> list[list[IndexVar]]:
+    """An order in which the entries of a sparse vector say which columns of the matrices in CSR are
+    read, for a product of these with a dense result; merging each row with the vector takes as many
+    steps as there are rows times entries of the vector. CSR holds what it is by columns."""
+    term, *others = asked.written.terms
+    vectors = [x for x in asked.sparse if len(x.indices) == 1]
+    if others or asked.holder is not None or len(vectors) != 1:
+        return []
+    (index,) = vectors[0].indices
+    matrices = [x for x in asked.sparse if x not in vectors]
+    inner = [x for x in matrices if x.indices[-1] == index]
+    formats = {asked.values[x.tensor].format for x in matrices}
+    if index in asked.written.output.indices or not inner or inner != matrices or formats != {CSR}:
+        return []
+    return [[index, *(i for i in indices if i != index)]]
 
 
 def _converted(asked: _Asked, order: Sequence[IndexVar]) -> _Asked:

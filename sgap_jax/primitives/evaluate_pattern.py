@@ -66,7 +66,12 @@ def pattern_of_result(
         check_nnz(coordinates.shape[0] * math.prod(format.stored_shape(shape)), _WHAT)
         if format.dense_modes:
             return _with_dense_modes(coordinates, shape, format)
-    return SparseArray.from_coordinates(coordinates, None, shape, format=format, nse=capacity)
+    try:
+        return SparseArray.from_coordinates(coordinates, None, shape, format=format, nse=capacity)
+    except (ValueError, NotImplementedError) as error:
+        raise type(error)(
+            str(error).replace("SparseArray.from_coordinates", "evaluate", 1)
+        ) from None
 
 
 def _with_dense_modes(coordinates: np.ndarray, shape: tuple, format: Format) -> SparseArray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -126,6 +126,16 @@ def _without_repeats(term: Term, numbers: Mapping[str, int]) -> Term:
 # Plain JAX: of each term one operand stays sparse, the others are dense.
 
 
+def letters_of(indices: Collection[IndexVar]) -> dict[IndexVar, str]:
+    """A letter for each index, in subscripts of einsum."""
+    if len(indices) > len(string.ascii_letters):
+        raise NotImplementedError(
+            f"evaluate: einsum has {len(string.ascii_letters)} letters for indices, and the "
+            f"expression has {len(indices)}; multiply some of its operands first"
+        )
+    return dict(zip(indices, string.ascii_letters, strict=False))
+
+
 def plain(
     output: Access,
     terms: Sequence[Term],
@@ -136,7 +146,7 @@ def plain(
 ) -> Any:
     """The value of some terms: dense, or the flat values at the entries of `holder`. `values` are
     SparseArrays in any format and dense arrays, by the name of the access."""
-    wide, letters = accumulator(dtype), dict(zip(sizes, string.ascii_letters, strict=False))
+    wide, letters = accumulator(dtype), letters_of(sizes)
     total: Any = None
     for term in terms:
         factors = [x for x in term.factors if isinstance(x, Access)]

@@ -24,6 +24,7 @@ from sgap_jax import (
     ScheduleError,
     SparseArray,
     evaluate,
+    explain,
 )
 from sgap_jax.compiler import Schedule, parse
 from sgap_jax.primitives import evaluate_terms
@@ -115,6 +116,19 @@ def test_formats_dtypes_and_what_runs_as_einsum():
         np.testing.assert_array_equal(found, want)
     nothing = SparseArray.from_dense(np.zeros((0, 5)))
     assert evaluate(text, A=nothing, B=nothing).shape == (0, 5)
+
+
+def test_a_sparse_vector_says_which_columns_are_read():
+    """The loops of A(i,j) * v(j) begin with v where A is in CSR, also for a traced structure; those
+    of a sum keep the order of rows, which they merge with v."""
+    pytest.importorskip("llvmlite")
+    said = []
+    for text in ("y(i) = A(i,j) * v(j) * b(i)", "y(i) = A(i,j) * v(j) + b(i)"):
+        given, product = operands(text), DENSE["A"] @ DENSE["v"]
+        said.append(str(explain(jax.jit(lambda given, t=text: evaluate(t, **given)), given)))
+        want = product * DENSE["b"] if "+" not in text else product + DENSE["b"]
+        np.testing.assert_array_equal(evaluate(text, **given), want)
+    assert "forall(j, forall(i" in said[0] and "while" not in said[0] and "while" in said[1]
 
 
 def test_maps():
@@ -347,6 +361,15 @@ def test_refused_operands():
     with pytest.raises(NotImplementedError, match="diagonals are taken of dense arrays and"):
         T = SparseArray.from_dense(np.ones((2, 2, 2)), format=CSF(3))
         evaluate("y(i) = T(i,i,k)", T=T)
+    many = ",".join(f"i{n}" for n in range(30)), ",".join(f"j{n}" for n in range(30))
+    wide = np.ones((1,) * 30)
+    with pytest.raises(NotImplementedError, match="einsum has 52 letters for indices, .* has 60"):
+        evaluate(f"s = X({many[0]}) * Y({many[1]})", X=wide, Y=wide)
+    for nse, message in ((1, "evaluate: nse: expected at least 4"), (-1, "evaluate: nse must not")):
+        with pytest.raises(ValueError, match=message):
+            evaluate("C(i,j) = A(i,j)", A=np.ones((2, 2)), format=CSR, nse=nse)
+    with pytest.raises(NotImplementedError, match="evaluate: a tensor of 3 dimensions with nse"):
+        evaluate("R(i,j,k) = T(i,j,k)", T=T, format=CSF(3), nse=9)
     batched = dataclasses.replace(T, values=np.ones((3, 8)))
     with pytest.raises(ValueError, match="is batched"):
         evaluate("y(i) = T(i,j,k)", T=batched)
