@@ -1,6 +1,6 @@
 """Builds masks from the columns of rows, as slices of a table, or from a boolean function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_concrete, check_nnz
 from sgap_jax.formats.levels import CSR, CVS, Format, as_format
+from sgap_jax.masks.ranges import of_blocks
 
 TRACED_MASK = (
     "how much a mask stores is a static size: make it outside jit and pass it as an argument. What "
@@ -98,7 +99,11 @@ def from_function(
 ) -> SparseArray:
     """The mask that stores (i, j) where f(i, j) is true.
 
-    f is evaluated for all L S pairs, in blocks, so that no array of that size is allocated.
+    f is evaluated in blocks, so that no array of L S booleans is allocated. First it is called once
+    with ranges of rows and columns in the place of integers: where +, -, *, // and % by a positive
+    number, abs, minimum, maximum, comparisons and &, |, ~ of these say that a block is full or
+    empty, its entries are not evaluated. A function that does anything else, such as looking up
+    segments in an array (`block_diagonal` is for that), is evaluated for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts
@@ -106,7 +111,7 @@ def from_function(
       L: number of queries.
       S: number of keys, L if None.
       format: CSR or CVS(V).
-      block: rows and columns of a block.
+      block: rows and columns of a block for functions that are evaluated for all pairs.
 
     Returns:
       A SparseArray of ones, of shape [L, S].
@@ -117,36 +122,75 @@ def from_function(
     op = "from_function"
     L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)
     (format, length), block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
-    height = -(-block // length) * length
-    columns: list[np.ndarray] = []
-    for first in range(0, L, height):
+    step = min(block, _KNOWN_BLOCK)
+    height = -(-step // length) * length
+    known = of_blocks(f, L, S, height, step)
+    if known is None:
+        height, step = -(-block // length) * length, block
+    counts: list[np.ndarray] = []
+    columns: list[np.ndarray] = [np.zeros(0, np.int64)]
+    for b, first in enumerate(range(0, L, height)):
         rows = np.arange(first, min(first + height, L))[:, None]
-        count = -(-len(rows) // length)
-        found: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(count)]
-        for left in range(0, S, block):
-            keys = np.arange(left, min(left + block, S))[None]
-            seen = f(rows, keys)
-            check_concrete(seen, "f(rows, columns)", f"masks.{op}", TRACED_MASK)
-            seen = np.asarray(seen)
-            if seen.dtype != np.bool_:
-                raise ValueError(f"masks.{op}: f must give booleans, got {seen.dtype}")
-            want = (len(rows), keys.shape[1])
-            fits = seen.ndim <= 2 and all(
-                got in (1, size) for got, size in zip(seen.shape[::-1], want[::-1], strict=False)
-            )
-            if not fits:
-                raise ValueError(
-                    f"masks.{op}: f must give booleans that broadcast to {list(want)} for rows "
-                    f"[{want[0]}, 1] and columns [1, {want[1]}], got {list(seen.shape)}"
-                )
-            seen = np.broadcast_to(seen, want)
-            padded = np.zeros((count * length, keys.shape[1]), bool)
+        full = empty = np.zeros(-(-S // step), bool)
+        if known is not None:
+            full, empty = (x[b] for x in known)
+        own = [np.zeros(-(-len(rows) // length), np.int64)]
+        # A run of blocks that are not empty at a time, no wider than `block`.
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        for keys, whole in _runs(full, empty, step, S, block):
+            seen = np.True_ if whole else _evaluated(f, rows, keys[None])
+            padded = np.zeros((len(own[0]) * length, len(keys)), bool)
             padded[: len(rows)] = seen
-            vectors = np.any(padded.reshape(count, length, -1), axis=1, keepdims=True)
-            for b in range(count):
-                found[b].append(left + np.flatnonzero(vectors[b]))
-        columns += [np.concatenate(parts) for parts in found]
-    counts = [len(c) for c in columns]
-    return of_block_rows(
-        op, counts, np.concatenate([*columns, np.zeros(0, np.int64)]), (L, S), format
+            vectors = padded.reshape(-1, length, len(keys)).any(1) if length > 1 else padded
+            blocks, places = np.nonzero(vectors)
+            parts.append((blocks, keys[places]))
+        if parts:
+            blocks, found = (np.concatenate(x) for x in zip(*parts, strict=True))
+            if len(parts) > 1:
+                order = np.argsort(blocks, kind="stable")
+                blocks, found = blocks[order], found[order]
+            own = [np.bincount(blocks, minlength=len(own[0]))]
+            columns.append(found)
+        counts += own
+    every = np.concatenate([*counts, np.zeros(0, np.int64)])
+    return of_block_rows(op, every, np.concatenate(columns), (L, S), format)
+
+
+_KNOWN_BLOCK = 64  # rows and columns of a block about which ranges say something
+
+
+def _runs(
+    full: np.ndarray, empty: np.ndarray, step: int, S: int, most: int
+) -> Iterator[tuple[np.ndarray, bool]]:
+    """(columns, whether all are stored) of blocks that are not empty: neighbours of one kind
+    together, those that are evaluated up to `most` columns at a time."""
+    kind = np.where(empty, 0, np.where(full, 2, 1))
+    ends = np.flatnonzero(np.diff(kind, append=-1)) + 1
+    for first, end in zip([0, *ends[:-1]], ends, strict=len(ends) > 0):
+        if kind[first] == 0:
+            continue
+        whole = bool(kind[first] == 2)
+        left, right = int(first) * step, min(int(end) * step, S)
+        size = right - left if whole else max(most, step)
+        for begin in range(left, right, size):
+            yield np.arange(begin, min(begin + size, right)), whole
+
+
+def _evaluated(f: Callable, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """f as booleans that broadcast to [r, c]."""
+    op = "from_function"
+    seen = f(rows, keys)
+    check_concrete(seen, "f(rows, columns)", f"masks.{op}", TRACED_MASK)
+    seen = np.asarray(seen)
+    if seen.dtype != np.bool_:
+        raise ValueError(f"masks.{op}: f must give booleans, got {seen.dtype}")
+    want = (len(rows), keys.shape[1])
+    fits = seen.ndim <= 2 and all(
+        got in (1, size) for got, size in zip(seen.shape[::-1], want[::-1], strict=False)
     )
+    if not fits:
+        raise ValueError(
+            f"masks.{op}: f must give booleans that broadcast to {list(want)} for rows "
+            f"[{want[0]}, 1] and columns [1, {want[1]}], got {list(seen.shape)}"
+        )
+    return seen

@@ -86,9 +86,11 @@ def band_and_random(
         low, high = max(first, 0), min(first + band, L)
         # Round the running total, not each group, so that the whole mask has the density.
         wanted = round((g + 1) * density * L) - round(g * density * L)
-        outside = np.concatenate([np.arange(low), np.arange(high, L)])
-        drawn = rng.choice(outside, max(wanted - (high - low), 0), replace=False)
-        groups.append(np.sort(np.concatenate([np.arange(low, high), drawn])))
+        drawn = rng.choice(L - (high - low), max(wanted - (high - low), 0), replace=False)
+        stored = np.zeros(L, bool)
+        stored[np.where(drawn < low, drawn, drawn + (high - low))] = True
+        stored[low:high] = True
+        groups.append(np.flatnonzero(stored))
     counts, columns = [len(group) for group in groups], np.concatenate([*groups, np.arange(0)])
     format, length = rows_of_vectors(op, CVS(V) if format is None else format)
     if length == V > 1:
@@ -146,9 +148,9 @@ def fixed(L: int, stride: int, c: int = 1, *, format: Format | str = CSR) -> Spa
 def longformer(
     L: int,
     window: int,
-    global_tokens: Sequence[int] = (),
-    *,
+    global_tokens: int | Sequence[int] = (),
     dilation: int = 1,
+    *,
     format: Format | str = CSR,
 ) -> SparseArray:
     """A sliding window, dilated by `dilation`, and tokens that see and are seen by all:
@@ -156,12 +158,29 @@ def longformer(
         (i, j) stored  <=>  i or j is a global token, or
                             abs(i - j) <= dilation (window // 2)  and  (i - j) mod dilation = 0
 
+    Args:
+      L: number of queries and of keys.
+      window: positions around a query, its own among them.
+      global_tokens: positions, a sequence of integers or of L booleans; or a number n for the first
+        n positions.
+      dilation: of the window.
+      format: CSR or CVS(V).
+
     Source: Longformer (Beltagy et al. 2020), section 3.1.
     """
     op = "longformer"
     L, window = check_size(op, "L", L), check_size(op, "window", window, 1)
     dilation = check_size(op, "dilation", dilation, 1)
-    everywhere = np.array([check_size(op, "global_tokens", t) for t in global_tokens], np.int64)
+    check_concrete(global_tokens, "global_tokens", f"masks.{op}", TRACED_MASK)
+    tokens: Any = global_tokens
+    if np.ndim(tokens) == 0:
+        tokens = range(check_size(op, "global_tokens", tokens))
+    elif np.asarray(tokens).dtype == np.bool_:
+        if np.shape(tokens) != (L,):
+            got = list(np.shape(tokens))
+            raise ValueError(f"masks.{op}: global_tokens must be {L} booleans, got {got}")
+        tokens = np.flatnonzero(tokens)
+    everywhere = np.array([check_size(op, "global_tokens", t) for t in tokens], np.int64)
     if (everywhere >= L).any():
         raise ValueError(f"masks.{op}: global_tokens must be below {L}, got {everywhere.max()}")
     everywhere, i = np.unique(everywhere), np.arange(L)
@@ -185,11 +204,11 @@ def longformer(
 def bigbird(
     L: int,
     block: int,
-    *,
     window: int = 3,
     global_blocks: int = 2,
     random_blocks: int = 3,
     seed: int = 0,
+    *,
     format: Format | str = CSR,
 ) -> SparseArray:
     """Blocks of `block` positions: a sliding window, global blocks and random blocks. With

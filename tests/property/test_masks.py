@@ -121,6 +121,40 @@ def test_from_function(L, S, format, block, by):
     assert dense(whole).all()
 
 
+BY_RANGES = {
+    "causal": lambda i, j: j <= i,
+    "window": lambda i, j: (np.abs(i - j) < 70) & ~(j > i) | (np.minimum(i, 9) >= j * 2),
+    "blocks": lambda i, j: (i // 64 == j // 64) | (j % 128 < 3) | (i == 130),
+    "moves": lambda i, j: np.logical_or(-i + 7 > -j, 3 * j - i * 2 != 5) ^ (np.maximum(j, i) < 100),
+    "products": lambda i, j: np.logical_not(i * (j - 150) >= -40) | False,
+    "nothing": lambda i, j: j > i + 1000,
+}
+
+
+@pytest.mark.parametrize("name", BY_RANGES)
+@pytest.mark.parametrize(("L", "S", "format"), [(300, 333, CSR), (200, 129, CVS(8)), (70, 0, CSR)])
+def test_from_function_of_ranges(name, L, S, format):
+    f, calls = BY_RANGES[name], []
+
+    def counted(i, j):
+        calls.append(0 if not isinstance(i, np.ndarray) else i.size * j.size)
+        return f(i, j)
+
+    is_defined_by(masks.from_function(counted, L, S, format=format), f, (L, S), format)
+    assert calls[0] == 0 and (name not in ("causal", "nothing") or sum(calls) < L * max(S, 1) / 2)
+
+
+def test_positional_habits():
+    same = lambda a, b: np.testing.assert_array_equal(dense(a), dense(b))
+    same(masks.longformer(64, 8, 3), masks.longformer(64, 8, [0, 1, 2]))
+    same(masks.longformer(64, 8, np.arange(64) == 5), masks.longformer(64, 8, [5]))
+    same(masks.longformer(64, 8, 0, 2), masks.longformer(64, 8, dilation=2))
+    same(
+        masks.bigbird(64, 8, 3, 1, 2, 5),
+        masks.bigbird(64, 8, window=3, global_blocks=1, random_blocks=2, seed=5),
+    )
+
+
 @pytest.mark.parametrize("format", [CSR, CVS(8)])
 def test_from_function_takes_no_memory_of_the_size_of_the_mask(format):
     make = lambda: masks.from_function(
@@ -188,6 +222,8 @@ def test_band_and_random(length):
         (lambda: masks.fixed(8, 4, 5), "c must be at most the stride of 4, got 5"),
         (lambda: masks.strided(8, 2**70), r"stride must be at most 2\^62"),
         (lambda: masks.longformer(8, 3, [8]), "global_tokens must be below 8, got 8"),
+        (lambda: masks.longformer(8, 3, 9), "global_tokens must be below 8, got 8"),
+        (lambda: masks.longformer(8, 3, np.ones(7, bool)), "must be 8 booleans, got"),
         (lambda: masks.block_diagonal([[1]]), "segment_ids must be integers of one dimension"),
         (lambda: masks.from_function(lambda i, j: i + j, 4), "f must give booleans, got int64"),
         (
