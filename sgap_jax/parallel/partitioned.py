@@ -266,8 +266,8 @@ class PartitionedArray:
             some = self.global_rows
             rows = some.exchange.sent + some.queries.sent
             notes += [
-                f"of attention              {rows * columns * size:>14,} bytes: "
-                f"{sum(some.queries.to_all):,} queries go to all parts, their keys do not travel"
+                f"of attention              {rows * columns * size:>14,} bytes; rows whose queries "
+                f"go to all parts: {sum(some.queries.to_all):,}"
             ]
         everything = n * np.dtype(dtype).itemsize
         return explanation(exchange, self.entries, self.shape[1], columns, size, notes, everything)

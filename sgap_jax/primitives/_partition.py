@@ -179,10 +179,20 @@ def typed(axes: Callable, operands: Sequence, results: Any) -> Any:
         return results
     flat, tree = jax.tree.flatten(results)
     known = axes(operands, flat)
+    mesh = split[0].mesh
+
+    def split_names(names: tuple[str, ...], parts: Any) -> tuple[str, ...]:
+        """The outermost axis alone where that divides."""
+        by = [(part, mesh.shape[part]) for part in _as_tuple(parts)]
+        divided = list(_divided(names, by, known.sizes))
+        alone = len(divided) == 1 and len(divided[0][1]) == len(by)
+        return names[:1] if alone else names
+
     votes: dict[tuple[tuple[str, ...], Any], float] = {}
     for aval, dimensions in zip(operands, known.operands, strict=True):
-        for vote in zip(dimensions, aval.sharding.spec, strict=True):
-            if all(vote):
+        for names, parts in zip(dimensions, aval.sharding.spec, strict=True):
+            if names and parts:
+                vote = split_names(names, parts), parts
                 votes[vote] = votes.get(vote, 0) + _bytes(aval)
     found: dict[tuple[str, ...], Any] = {}
     for names, parts in sorted(votes, key=lambda vote: -votes[vote]):
@@ -190,7 +200,9 @@ def typed(axes: Callable, operands: Sequence, results: Any) -> Any:
         if names not in found and used.isdisjoint(_as_tuple(parts)):
             found[names] = parts
     shardings = [
-        split[0].update(spec=jax.P(*(found.get(names) for names in dimensions)))
+        split[0].update(
+            spec=jax.P(*(found.get(names) or found.get(names[:1]) for names in dimensions))
+        )
         for dimensions in known.results
     ]
     pairs = zip(flat, shardings, strict=True)

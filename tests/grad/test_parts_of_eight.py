@@ -18,7 +18,6 @@ SUMMED_OVER_PARTS = (
 # Queries that travel, and rows of keys and of values that each part sends for all others.
 SEE_ALL = {
     "attention, queries that see all keys": (2, [6, *[8] * 6, 6]),
-    "attention, queries that see all keys, without more": (1, [3, *[6] * 6, 3]),
     "attention, vectors that see all keys": (4, [3, *[6] * 6, 3]),
     "attention, blocks that see all keys, reordered": (2, [4, 8, 8, 8, 8, 0, 8, 4]),
 }

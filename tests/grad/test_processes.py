@@ -51,6 +51,9 @@ def test_two_processes_compute_what_one_device_does(tmp_path):
     for rank, (out, _) in enumerate(found):
         row = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
         assert row["rank"] == rank and row["difference"] < 1e-10, row
+        # To all go the row of B that all need; of attention the query that sees all, and no key,
+        # since of four parts the owner sends no more without.
+        assert row["to_all"] == [[1, 0, 0, 0], [], [1, 0, 0, 0]] and row["sent"] == [5, 4, 4, 2]
         assert 2 * row["here"] == row["all"]  # half of the entries are here, and no more
     messages = [json.loads(out.splitlines()[-1])["message"] for out, _ in found]
     assert "expected one for each of [0, 1]" in messages[0] and "got none for 0" in messages[0]

@@ -52,6 +52,19 @@ class Case(NamedTuple):
     out: P | None = None  # how the value is asked for; as it comes
 
 
+def layer_case(made, shape, call):
+    """Of a layer and a split batch: nothing but the sums of the parameters' gradients."""
+    definition, parameters = nnx.split(nnx.eval_shape(made))
+    leaves, names = jax.tree.flatten(parameters)
+
+    def function(x, *weights):
+        return call(nnx.merge(definition, jax.tree.unflatten(names, weights)), x)
+
+    shapes = (shape, *(x.shape for x in leaves))
+    specs = (P("x"), *[P()] * len(leaves))
+    return Case(function, shapes, specs, NOTHING, {"all-reduce": len(leaves)})
+
+
 def cases():
     A = pattern(0)
     V = pattern(1, CVS(4))
@@ -79,17 +92,10 @@ def cases():
         best = select.threshold(scores, 0.5, nse=200).values
         return jnp.concatenate([own.values, best, jnp.ravel(routing.gather(q))])
 
-    sizes = dict(num_experts=3, block=4, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    layer, parameters = nnx.split(nn.MoE(6, 4, **sizes))
-    names = jax.tree.structure(parameters)  # router, w_in, w_out
-
     def made(x, B):
         dense = SparseArray.from_dense(jnp.where(x > 1, x, 0), nse=M * K // 2)
         where = jnp.clip(jnp.abs(x[:, :2] * 5).astype(jnp.int32), 0, K - 1)
         return (dense + SparseArray.from_coordinates(where, x[:, 2], (M, K), nse=M)) @ B
-
-    def experts(x, *weights):
-        return jax.vmap(nnx.merge(layer, jax.tree.unflatten(names, weights)))(x)
 
     each = lambda f: jax.vmap(f)
     qkv = lambda b, h, g: ((b, M, h, 4), (b, K, g, 4), (b, K, g, 6))
@@ -320,12 +326,17 @@ def cases():
             NOTHING,
             NOTHING,
         ),
-        "mixture of experts, its tokens in groups": Case(
-            experts,
-            ((8, 12, 6), (6, 3), (3, 4, 6), (3, 4, 6)),
-            (batch, P(), P(), P()),
-            NOTHING,
-            {"all-reduce": 3},  # of the router and the weights
+        "attention over chosen blocks, batch": layer_case(
+            lambda: nn.BlockSparseAttention(
+                2, 8, num_blocks=2, block_size=4, decode=False, use_bias=False, rngs=nnx.Rngs(0)
+            ),
+            (8, 16, 8),
+            lambda layer, x: layer(x),
+        ),
+        "mixture of experts, its tokens in groups": layer_case(
+            lambda: nn.MoE(6, 4, num_experts=3, block=4, rngs=nnx.Rngs(0)),
+            (8, 12, 6),
+            lambda layer, x: jax.vmap(layer)(x),
         ),
         "selections, batch": Case(
             each(selected),
@@ -353,8 +364,9 @@ def difference(got, expected):
 
 
 def run(names):
-    for name in names:
-        case = cases()[name]
+    every = cases()
+    for name in names or every:
+        case = every[name]
         arrays = arrays_of(case)
         # Empty rows have infinite maxima.
         f = lambda *x, case=case: jnp.where(jnp.isfinite(y := case.function(*x)), y, 0)
@@ -381,4 +393,4 @@ def run(names):
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    run(sys.argv[1:] or cases())
+    run(sys.argv[1:])

@@ -168,12 +168,6 @@ ATTENTION = {
         (4, 2),
         dict(bias=(2, 1), scale="array", sinks=True, is_causal=True, lengths=[30, 64]),
     ),
-    "attention, queries that see all keys, without more": (
-        seen_by_all(window(64, 3), [17]),
-        dict(rows="even"),
-        (2, 1),
-        {},
-    ),
     "attention, vectors that see all keys": (
         seen_by_all(window(64, 3), [18, 19, 60, 61]).asformat(CVS(2)),
         dict(rows="even"),

@@ -126,17 +126,20 @@ class Compiler:
         return found
 
     def collectives(self):
-        """{name: {way: collectives}} of operands that are split by other axes than the batch."""
+        """{name, split: {way: collectives}} of operands that are split."""
+        import jax
         import programs
 
         found = {}
-        for name, specs in programs.SPLITS.items():
-            case, data = programs.cases()[name], [self.split(spec) for spec in specs]
-            given = case.structure, case.data, (self.everywhere, tuple(data))
-            found[name] = {
-                "forward": self.compiled(programs.forward(case), *given)["collectives"],
-                "gradient": self.compiled(programs.gradient(case), *given)["collectives"],
-            }
+        for (name, of), specs in programs.SPLITS.items():
+            case, ways = programs.cases()[name], (programs.forward, programs.gradient)
+            data = case.data
+            if of == "batch":  # mapped over
+                data = programs.batched(data)
+                ways = tuple(lambda case, f=f: jax.vmap(f(case), (None, 0)) for f in ways)
+            given = case.structure, data, (self.everywhere, tuple(map(self.split, specs)))
+            both = [self.compiled(way(case), *given)["collectives"] for way in ways]
+            found[f"{name}, {of}"] = dict(zip(("forward", "gradient"), both, strict=True))
         return found
 
     def donated(self):

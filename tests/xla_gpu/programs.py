@@ -37,11 +37,20 @@ from sgap_jax.compiler import assign, presets
 
 M, K, N, D = 1024, 768, 64, 64
 DEVICES = 4
-# Axes of the data of a case that are split: columns, features that are summed, heads.
+COLUMNS = P(None, "x")
+# Axes of the data of a case that are split, by what they are; of "batch" all data has one more.
 SPLITS = {
-    "spmm": (P(), P(None, "x")),
-    "sddmm": (P(None, "x"), P(None, "x")),
-    "attention": (P(None, None, "x"),) * 3,
+    ("spmm", "columns"): (P(), COLUMNS),
+    ("sddmm", "summed features"): (COLUMNS, COLUMNS),
+    ("gspmm max", "columns"): (P(), COLUMNS),
+    ("gspmm mean", "columns"): (P(), COLUMNS),
+    ("gsddmm", "batch"): (P("x"), P("x")),
+    ("sparse_softmax", "batch"): (P("x"),),
+    ("row_sum", "batch"): (P("x"),),
+    ("row_max", "batch"): (P("x"),),
+    ("attention", "heads"): (P(None, None, "x"),) * 3,
+    ("attention", "batch"): (P("x"),) * 3,
+    ("einsum", "an index of the result"): (P(), COLUMNS, COLUMNS),
 }
 
 

@@ -51,9 +51,17 @@ LAUNCHES = {
     "top_k": (2, 2),
 }
 COLLECTIVES = {
-    "spmm": ({}, {"all-reduce": 1}),  # columns; the gradient of the values is a sum over devices
-    "sddmm": ({"all-reduce": 1}, {"all-reduce": 1}),  # summed features
-    "attention": ({}, {}),  # heads
+    "spmm, columns": ({}, {"all-reduce": 1}),  # the gradient of the values is a sum over devices
+    "sddmm, summed features": ({"all-reduce": 1}, {"all-reduce": 1}),
+    "gspmm max, columns": ({}, {"all-reduce": 1}),
+    "gspmm mean, columns": ({}, {"all-reduce": 1}),
+    "gsddmm, batch": ({}, {}),
+    "sparse_softmax, batch": ({}, {}),
+    "row_sum, batch": ({}, {}),
+    "row_max, batch": ({}, {}),
+    "attention, heads": ({}, {}),
+    "attention, batch": ({}, {}),
+    "einsum, an index of the result": ({}, {"all-reduce": 1}),
 }
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "spgemm in a capacity", "top_k")
