@@ -12,7 +12,7 @@ from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
 from merged_operands import Merged
 
-from sgap_jax import CSR
+from sgap_jax import CSR, SparseArray, evaluate
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.notation.expr import Assign, Tensor, index_vars
 from sgap_jax.compiler.notation.spaces import space_of
@@ -68,6 +68,23 @@ def test_lattices(name):
     assert space.whole == (DENSE in formats if op == "+" else set(formats) == {DENSE})
     if expression.merges:
         Merged(expression, {"i": 23}, 0.5, 3).check(Schedule(expression))
+    evaluated(expression, {"i": 23})
+
+
+def evaluated(expression, sizes):
+    """`evaluate` of the expression as it prints, with a dense result, and with a sparse one."""
+    problem = Merged(expression, sizes, 0.5)
+    given = {
+        x.tensor: tensor.astype("float32")
+        if x.format is None
+        else SparseArray.from_dense(tensor.astype("float32"), format=x.format)
+        for x, tensor in problem.dense.items()
+    }
+    want = problem.expected()
+    np.testing.assert_array_equal(evaluate(str(expression), **given), want)
+    if any(x.format is not None for x in expression.accesses):
+        found = evaluate(str(expression), **given, format=CSF(want.ndim))
+        np.testing.assert_array_equal(found.todense(), want)
 
 
 LEVELS = (Dense(), Compressed())
@@ -139,6 +156,12 @@ def test_figure_5_tiles_of_coordinates():
     for array in ("B2_crd", "c1_crd"):
         assert tiled.count(f"search({array}") == 2
     assert "j_begin = j0 * 8" in tiled
+
+
+@pytest.mark.parametrize("name", ["SPMV", "SPMSPV", "SPMSPV_CSR", "RESIDUAL", "UNION", "SAMPLED"])
+def test_figures_through_evaluate(name):
+    """Figures 4, 5 and 8, a residual, a union and a sampled product."""
+    evaluated(globals()[name], {"i": 9, "j": 7})
 
 
 CASES = list(BATTERY)
