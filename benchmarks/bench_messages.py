@@ -1,4 +1,5 @@
-"""Messages x * a, reduced by maximum and by mean: python -m benchmarks.bench_messages
+"""Messages x * a, reduced by maximum and by mean, and vectors of edges:
+python -m benchmarks.bench_messages
 
 Graphs only, unless problems are named.
 """
@@ -11,10 +12,20 @@ import numpy as np
 
 from benchmarks import harness, machine
 from benchmarks.peers import messages as peers
-from sgap_jax import Problem, SparseArray, choose_schedule, gspmm
+from sgap_jax import (
+    Problem,
+    SparseArray,
+    aggregate,
+    choose_schedule,
+    gsddmm,
+    gspmm,
+    sparse_softmax,
+)
 
 N = (32, 128)
 REDUCTIONS = ("max", "mean")
+HEADS = 8
+MOST_MESSAGES = 1 << 26  # numbers in the vectors of all edges
 CHECKED_COLUMNS = 8  # columns per check: nnz x n float64 messages would be large
 
 
@@ -54,11 +65,83 @@ def cases(reduce: str, A, n: int):
     )
 
 
+def loss(function):
+    """The gradient of the sum of squares by both operands."""
+    return jax.grad(lambda V, X, *index: (function(V, X, *index) ** 2).sum(), (0, 1))
+
+
+def edge_cases(A, n: int):
+    """Vectors of edges [nnz, n] against the same with gather and jax.ops.segment_*."""
+    if A.nnz * n > MOST_MESSAGES:
+        return
+    m, k = A.shape
+    sparse, X, Y = SparseArray.from_scipy(A), harness.dense(k, n), harness.dense(m, n, seed=3)
+    V, logits = harness.dense(A.nnz, n, seed=4), harness.dense(A.nnz, HEADS, seed=5)
+    rows, columns = np.repeat(np.arange(m, dtype=np.int32), np.diff(A.indptr)), A.indices
+    segments = dict(num_segments=m, indices_are_sorted=True)
+    total = functools.partial(jax.ops.segment_sum, **segments)
+    largest = functools.partial(jax.ops.segment_max, **segments)
+    filled = np.diff(A.indptr)[:, None] > 0
+
+    def softmax(logits, _, r, c):
+        e = jnp.exp(logits - largest(logits, r)[r])
+        return e / total(e, r)[r]
+
+    messages = lambda V, X, A: gspmm(A, X, values=V)  # noqa: E731
+    by_hand = lambda V, X, r, c: total(X[c] * V, r)  # noqa: E731
+    most = lambda V, _, r, c: jnp.where(filled, largest(V, r), 0)  # noqa: E731
+    every = {
+        "sum": (lambda V, _, A: aggregate(A, V), lambda V, _, r, c: total(V, r), V, X),
+        "max": (lambda V, _, A: aggregate(A, V, "max"), most, V, X),
+        "u_mul_e": (messages, by_hand, V, X),
+        "u_mul_e, gradients": (loss(messages), loss(by_hand), V, X),
+        "u_add_v": (
+            lambda Y, X, A: gsddmm(A, Y, X, op="add", reduce=None),
+            lambda Y, X, r, c: Y[r] + X[c],
+            *(Y, X),
+        ),
+        f"softmax of {HEADS}": (
+            lambda logits, _, A: sparse_softmax(A, values=logits),
+            softmax,
+            *(logits, X),
+        ),
+    }
+    for name, (ours, theirs, first, second) in every.items():
+        given = jnp.asarray(first), jnp.asarray(second)
+        peer = functools.partial(jax.jit(theirs), *given, jnp.asarray(rows), jnp.asarray(columns))
+        expected = [np.asarray(x, np.float64) for x in jax.tree.leaves(peer())]
+        wide = first.shape[1]
+        yield harness.Case(
+            n=n,
+            schedule=name,
+            ours=functools.partial(ready, jax.jit(ours), *given, sparse),
+            peers={"jax_segments": lambda peer=peer: functools.partial(ready, peer)},
+            wrong=functools.partial(error, expected=expected),
+            flops=A.nnz * wide,
+            moved=4 * A.nnz * wide,
+            bound=machine.probe().product_bound(A, wide),
+        )
+
+
+def ready(function, *operands):
+    return jax.block_until_ready(function(*operands))
+
+
+def error(result, expected) -> float:
+    """Largest difference over what two orders of a float32 sum may differ by."""
+    found = zip(jax.tree.leaves(result), expected, strict=True)
+    return max(
+        float(np.max(np.abs(x - y), initial=0) / (1e-4 * np.max(np.abs(y), initial=1e-30)))
+        for x, y in found
+    )
+
+
 def main(argv: list[str] | None = None) -> None:
     args = harness.arguments(__doc__, N).parse_args(argv)
     for reduce in REDUCTIONS:
         make = functools.partial(cases, reduce)
         harness.run(f"messages_{reduce}", make, peers.GOAL, args, N, tag="graphs")
+    harness.run("messages_edges", edge_cases, ("jax_segments",), args, (64,), tag="graphs")
 
 
 if __name__ == "__main__":

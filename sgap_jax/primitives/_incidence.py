@@ -72,15 +72,16 @@ def incidence(A: SparseArray, dtype: Any) -> SparseArray:
     """[m, nnz] in CSR: a one at (i, q) where entry q of A (in the order of its values) is in row
     i."""
     S, by_columns, order = entries_by_rows(A)
-    arrays = structure(S)
+    arrays, (m, k) = structure(S), S.shape
     if not S.is_checked:
-        arrays, entry, _ = compact_structure(S.shape, None, arrays)
+        arrays, entry, _ = compact_structure((m, k), None, arrays)
         order = entry if order is None else order[entry]
-    B = incidence_of(arrays, S.shape, by_columns, dtype)
+    B = incidence_of(arrays, (m, k), by_columns, dtype)
     if order is None:
         return B
+    shape = k if by_columns else m, A.nnz
     offsets, entries = B.row_offsets, order[B.column_indices]
-    return SparseArray.from_arrays(B.values, offsets, entries, shape=B.shape)
+    return SparseArray.from_arrays(B.values, offsets, entries, shape=shape)
 
 
 def entry_sums(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -170,6 +171,8 @@ def _vectors_of(
         params |= dict(schedule=by_default(schedule, wide))
         V = bind(gsddmm_p, *(x[None] for x in ends), *structure(S), **params)[0]
         return as_given(V, order).astype(dtype)
+    if A.is_checked:
+        return _with_values(A, X, Y, values, op, schedule)
     if Y is None:
         left, right = _copies(A, X, schedule), values
     else:
@@ -178,9 +181,36 @@ def _vectors_of(
     stored = as_given(entries_that_count(S), order)[:, None]
     if op == "div":  # what the padding holds must not reach gradients
         right = jnp.where(stored, right, jnp.ones((), right.dtype))
-    combine = {"mul": jnp.multiply, "add": jnp.add, "sub": jnp.subtract, "div": jnp.divide}[op]
+    combine: Any = {"mul": jnp.multiply, "add": jnp.add, "sub": jnp.subtract, "div": jnp.divide}[op]
     combined = combine(left, right)
     return jnp.where(stored, combined, jnp.zeros((), combined.dtype))
+
+
+def _with_values(
+    A: SparseArray, X: Any, Y: Any, values: Any, op: str, schedule: Schedule | None
+) -> jax.Array:
+    """values op Y, or X op values, of a checked structure: the kernel on the matrix that has one
+    row, and in it one entry, for each entry of A."""
+    B = incidence(A if Y is None else A.T, values.dtype)
+    ends = X if Y is None else Y
+    dtype = jnp.result_type(values, ends)
+    if op == "div" and not jnp.issubdtype(dtype, jnp.inexact):
+        dtype = jnp.result_type(float)
+    wide = accumulator(dtype) if op in ("div", "sub") else dtype
+    v, ends = values.astype(wide), ends.astype(wide)
+    assert B.transposed is not None
+    offsets, indices, _ = B.transposed
+    if op == "div" and Y is None:  # what the padding holds must not reach gradients
+        v = 1 / jnp.where(positions(A.nnz)[:, None] < offsets[-1], v, jnp.ones((), wide))
+    elif op == "div":
+        ends = 1 / ends
+    elif op == "sub":
+        v, ends = (-v, ends) if Y is None else (v, -ends)
+    # Its columns are the rows of B, whose entries are in the order of their rows.
+    arrays = (offsets, indices, B.row_offsets, B.column_indices, B.column_indices)
+    params: dict = dict(shape=(A.nnz, B.shape[0]), checked=True, add=op in ("add", "sub"))
+    params |= dict(schedule=by_default(schedule, wide))
+    return bind(gsddmm_p, v[None], ends[None], *arrays, **params)[0].astype(dtype)
 
 
 def _copies(A: SparseArray, X: Any, schedule: Schedule | None) -> Any:

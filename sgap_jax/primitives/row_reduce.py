@@ -21,6 +21,7 @@ from sgap_jax.launch.row_reduce import launch_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
+    by_default,
     check_dense,
     check_schedule,
     check_sparse,
@@ -31,6 +32,8 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
+from sgap_jax.primitives._incidence import incidence
+from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, Schedule
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
@@ -125,6 +128,8 @@ def _rows(
 def _rows_of_vectors(
     A: SparseArray, values: Any, *, primitive: Any, nothing: float, schedule: Schedule | None
 ) -> jax.Array:
+    if primitive is row_sum_p:
+        return spmm(incidence(A, values.dtype), values, schedule=by_default(schedule, values.dtype))
     A, order = in_row_order(A)
     A, _ = entries_of_rows(replace(A, values=values if order is None else values[order]), nothing)
     (m, _), d = A.shape, values.shape[1]

@@ -41,6 +41,7 @@ BENCHES = {
     "dlmc_softmax": (bench_dlmc.softmax_cases, (1,)),
     "messages_max": (functools.partial(bench_messages.cases, "max"), (5, 32)),
     "messages_mean": (functools.partial(bench_messages.cases, "mean"), (5, 32)),
+    "messages_edges": (bench_messages.edge_cases, (5,)),
 }
 SMALL = {problem.name: problem for problem in problems.select("ci")}
 
