@@ -8,6 +8,7 @@ from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
 from sgap_jax.explanation import explain as explain
+from sgap_jax.explanation import explain_einsum as explain_einsum
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.compose import block as block
 from sgap_jax.formats.compose import block_diag as block_diag
@@ -40,7 +41,6 @@ from sgap_jax.launch.failures import failing_here as _failing_here
 from sgap_jax.primitives.aggregate import aggregate as aggregate
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
-from sgap_jax.primitives.einsum import explain_einsum as explain_einsum
 from sgap_jax.primitives.evaluate import evaluate as evaluate
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.launch import launch
+from sgap_jax.primitives.einsum import einsum, told_of_einsum
+from sgap_jax.primitives.spgemm import spgemm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.select import chosen, explain_choice
 from sgap_jax.schedules.subwarp import BYTES
@@ -18,7 +22,9 @@ from sgap_jax.tuning import candidate_schedules
 _OTHERS = 4  # candidates that are named
 
 
-def explain(function: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> str:
+def explain(
+    function: Callable, *args: Any, platform: Literal["cpu", "cuda"] | None = None, **kwargs: Any
+) -> str:
     """The schedules that the sparse operations of a function run with, as text: of each call the
     schedule, the rule that chose it, sizes, the bytes of operands and results, other schedules to
     try, and the equivalent loops.
@@ -36,26 +42,45 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
     Raises:
       ValueError: another platform. Also what the function raises.
     """
-    default = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
-    platform = default if platform is None else platform
+    if platform is None:
+        platform = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
     if platform not in ("cpu", "cuda"):
         raise ValueError(f'explain: platform must be "cpu" or "cuda", got {platform!r}')
+    # Sparse products of concrete structures make theirs outside of the trace.
+    own = inspect.unwrap(function) in (inspect.unwrap(spgemm), operator.matmul)
     places = [i for i, x in enumerate(args) if _holds_arrays(x)]
     named = {name: x for name, x in kwargs.items() if _holds_arrays(x)}
+    fixed = {i: args[i] for i in places if own and isinstance(args[i], SparseArray)}
 
     def of_arrays(arrays: list, named: dict) -> Any:
         given = list(args)
         for i, x in zip(places, arrays, strict=True):
-            given[i] = x
+            given[i] = fixed[i].with_values(x) if i in fixed else x
         return function(*given, **{**kwargs, **named})
 
-    traced = jax.jit(of_arrays).trace([args[i] for i in places], named)
+    arrays = [fixed[i].values if i in fixed else args[i] for i in places]
+    traced = jax.jit(of_arrays).trace(arrays, named)
     with launch.collected(), chosen() as calls:
         traced.lower(lowering_platforms=(platform,))
+    if not calls and inspect.unwrap(function) is inspect.unwrap(einsum):
+        return told_of_einsum(platform, *args, **kwargs)
     return "\n\n".join(_told(*call, loops) for call, loops in calls.items()) or (
         f"{_name(function)}: no call with a schedule on {platform}, but plain JAX or kernels "
         "without a choice"
     )
+
+
+def explain_einsum(
+    subscripts: str,
+    *operands: Any,
+    reduction: Literal["sum", "max", "min"] = "sum",
+    fibers: bool = False,
+    platform: Literal["cpu", "cuda"] = "cuda",
+) -> str:
+    """`explain(einsum, ...)`, by default for CUDA: the operation whose kernels this einsum has, or
+    the schedule of its compiled loops and the loops, or plain JAX and why. Errors as there."""
+    options: Any = dict(reduction=reduction, fibers=fibers)
+    return explain(einsum, subscripts, *operands, platform=platform, **options)
 
 
 def _holds_arrays(x: Any) -> bool:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.export
@@ -31,6 +31,7 @@ from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
 Dtype = DTypeLike | None
+Duplicates = Literal["sum", "error"]
 
 
 @partial(
@@ -88,7 +89,12 @@ class SparseArray(Operators):
 
     @classmethod
     def from_scipy(
-        cls, a: Any, *, format: Format | str = CSR, dtype: Dtype = None, duplicates: str = "sum"
+        cls,
+        a: Any,
+        *,
+        format: Format | str = CSR,
+        dtype: Dtype = None,
+        duplicates: Duplicates = "sum",
     ) -> SparseArray:
         """Any SciPy sparse array or matrix. Sorts, keeps explicit zeros, copies.
 
@@ -106,7 +112,7 @@ class SparseArray(Operators):
         *,
         format: Format | str = CSR,
         dtype: Dtype = None,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         nse: int | None = None,
     ) -> SparseArray:
         """`coordinates` [nnz, ndim] in any order, `values` [nnz], or None for ones.
@@ -160,7 +166,7 @@ class SparseArray(Operators):
         *,
         format: Format | str = CSR,
         dtype: Dtype = None,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         nse: int | None = None,
     ) -> SparseArray:
         """A `jax.experimental.sparse.BCOO` without batch and dense dimensions.
@@ -172,7 +178,12 @@ class SparseArray(Operators):
 
     @classmethod
     def from_bcsr(
-        cls, a: Any, *, format: Format | str = CSR, dtype: Dtype = None, duplicates: str = "sum"
+        cls,
+        a: Any,
+        *,
+        format: Format | str = CSR,
+        dtype: Dtype = None,
+        duplicates: Duplicates = "sum",
     ) -> SparseArray:
         """A `jax.experimental.sparse.BCSR` without batch and dense dimensions.
 
@@ -374,15 +385,19 @@ class SparseArray(Operators):
         """A `jax.experimental.sparse.BCOO`, with padding as BCOO marks it; also under jit."""
         return interop.to_bcoo(self)
 
-    def checked(self) -> SparseArray:
+    def checked(self, *, sorted: bool = True) -> SparseArray:
         """This array after a check of its structure; `is_checked` of the result is True.
+
+        `sorted=False` checks that offsets rise and indices are in range, of CSR, CSC, vectors and
+        blocks, and lets the entries of a row be in any order and repeat. Every operation takes such
+        rows; `is_checked` stays False, since some are faster on sorted ones.
 
         Raises ValueError for a concrete structure that is not valid. A traced one is checked on the
         CPU when the compiled function runs, which fails (ValueError or JaxRuntimeError) before
         anything is computed from it; its transpose is computed anew from the checked arrays.
         NotImplementedError for traced CSF and for other platforms.
         """
-        return checked.checked(self)
+        return checked.checked(self, checks.check_flag(sorted, "sorted", "SparseArray.checked"))
 
     if not TYPE_CHECKING:
 

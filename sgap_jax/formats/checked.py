@@ -15,9 +15,11 @@ from sgap_jax.formats.levels import CSC, CSR, require_stored
 from sgap_jax.formats.stored import Array, StoredArray
 
 
-def checked(A: Array) -> Array:
+def checked(A: Array, in_order: bool = True) -> Array:
     """See `SparseArray.checked`."""
     leaves = jax.tree.leaves((A.index_arrays, A.transposed))
+    if not in_order:
+        return _in_range(A, checks.is_traced(*leaves))
     if not checks.is_traced(*leaves):
         with structure.concrete():  # under jit too
             _check_concrete(A)
@@ -36,6 +38,51 @@ def checked(A: Array) -> Array:
             "nearest is to check it outside jit"
         )
     return _check_when_run(A, compressed, what)
+
+
+def _in_range(A: Array, traced: bool) -> Array:
+    """A, whose rows may be in any order, after a check that offsets and indices are in range."""
+    what = "SparseArray.checked"
+    if A.format.levels[:2] != CSR.levels or A.ndim != 2:
+        raise NotImplementedError(
+            f"{what}: sorted=False: expected CSR, CSC, vectors or blocks, got {A.format}; "
+            "from_coordinates sorts the coordinates of others"
+        )
+    if A.is_checked and not traced:
+        return A
+    sizes, (offsets, indices) = convert.level_sizes(A.shape, A.format), A.index_arrays[1]
+    stored = A.values.shape[0]
+    if offsets.shape != (sizes[0] + 1,) or indices.shape != (stored,):
+        raise ValueError(
+            f"{what}: offsets and indices: expected shapes [{sizes[0] + 1}] and [{stored}], got "
+            f"{list(offsets.shape)} and {list(indices.shape)}"
+        )
+    values = A.values
+    if traced:
+        # The kernel's check of the order says nothing of columns that count up, and of rows that
+        # have one entry each.
+        position = structure.positions(stored)
+        offsets = _kernel_check(offsets, position, stored)
+        single = jnp.minimum(jnp.append(position, jnp.int32(stored)), offsets[-1])
+        offsets = offsets + _kernel_check(single, indices, sizes[1])[0]  # which is 0
+        values = jnp.where(offsets[0] == 0, values, jnp.zeros((), A.dtype))
+    else:
+        with structure.concrete():
+            checks.check_offsets(np.asarray(offsets), sizes[0], stored, "offsets", what)
+            used = int(offsets[-1])
+            checks.check_range(np.asarray(indices)[:used], sizes[1], "indices", what)
+    transposed = structure.transpose_structure(offsets, indices, sizes[1])
+    fields = structure.as_fields(((), (offsets, indices)), transposed, checked=False)
+    return replace(A, values=values, **fields)
+
+
+def _kernel_check(offsets: jax.Array, indices: jax.Array, columns: int) -> jax.Array:
+    """The offsets, in a program that fails where they or the indices are not valid."""
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
+    check = jax.ffi.ffi_call("sgap_check_csr_v1", like, vmap_method="sequential")
+    return check(offsets, indices, columns=np.int64(columns))
 
 
 def _check_when_run(A: Array, compressed: bool, what: str) -> Array:

@@ -7,7 +7,7 @@ the same tolerance, and no derivative of the iteration.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def cg(
       x0: where to begin, as b; zeros by default.
       tol, atol: may be traced.
       maxiter: static; 10 n by default.
-      M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)` and
+      M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)`, `ichol(A)` and
         `chebyshev(A)`; Hermitian positive definite.
 
     Returns:
@@ -79,7 +79,7 @@ def gmres(
     restart: int = 20,
     maxiter: int | None = None,
     M: Operator | None = None,
-    solve_method: str = "batched",
+    solve_method: Literal["batched", "incremental"] = "batched",
 ) -> tuple[jax.Array, None]:
     """Generalized minimal residuals, for any invertible A; else as `cg`.
 

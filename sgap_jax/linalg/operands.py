@@ -58,3 +58,30 @@ def check_right_side(op: str, A: Operator, b: Any, name: str = "b") -> jax.Array
             f"{op}: {name}: expected shape [{size}] or [{size}, k], got {list(b.shape)}"
         )
     return b.astype(floating(op, b, *([A] if isinstance(A, SparseArray) else [])))
+
+
+def lineax_operator(A: SparseArray, tags: Any = ()) -> Any:
+    """A as an operator of lineax, for its solvers::
+
+        operator = linalg.lineax_operator(A, lineax.positive_semidefinite_tag)
+        x = lineax.linear_solve(operator, b, lineax.CG(rtol=1e-6, atol=1e-6)).value
+
+    Args:
+      A: sparse [m, n] of any format; values may be traced, and are differentiated through a solve.
+      tags: what lineax may rely on, such as `lineax.positive_semidefinite_tag`.
+
+    Returns a `lineax.FunctionLinearOperator` from [n] to [m] of A's dtype. Raises ImportError where
+    lineax is not installed, TypeError for an A that is not a SparseArray.
+    Source: https://docs.kidger.site/lineax.
+    """
+    op = "lineax_operator"
+    check_sparse(op, "A", A)
+    try:
+        import lineax  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        if error.name != "lineax":
+            raise
+        raise ImportError(f"{op} needs lineax: pip install lineax") from error
+    A = A.astype(floating(op, A))
+    like = jax.ShapeDtypeStruct((A.shape[1],), A.dtype)
+    return lineax.FunctionLinearOperator(jax.tree_util.Partial(product, A), like, tags)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.sparse.linalg import lobpcg_standard
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
@@ -19,7 +20,9 @@ from sgap_jax.primitives._define import check_sparse
 from sgap_jax.primitives.spgemm import spgemm
 
 
-def norm(A: SparseArray, ord: Any = None, axis: int | None = None) -> jax.Array:
+def norm(
+    A: SparseArray, ord: float | Literal["fro"] | None = None, axis: int | None = None
+) -> jax.Array:
     """A norm of a sparse matrix, or of each column (axis=0) or row (axis=1).
 
     Args:
@@ -143,6 +146,58 @@ def _iterated(A: SparseArray, start: jax.Array, tol: Any, maxiter: int) -> jax.A
 
     x = unit(start)
     return jax.lax.while_loop(going, body, (x, A @ x, jnp.zeros((), jnp.int32)))[0]
+
+
+def lobpcg(
+    A: SparseArray, X: Any, *, largest: bool = True, tol: float | None = None, maxiter: int = 100
+) -> tuple[jax.Array, jax.Array]:
+    """(values [k], vectors [n, k]): the k greatest or least eigenvalues of a symmetric matrix, by
+    the locally optimal block preconditioned conjugate gradient method.
+
+    Values are in descending order, ascending for the least. They are differentiable in A's values,
+    once: where they differ, d values[i] = u_i^T dA u_i. The vectors have no derivative.
+
+    Args:
+      A: sparse [n, n] of any format, real and symmetric; values may be traced.
+      X: dense [n, k], where to begin, of linearly independent columns; 5 k < n.
+      largest: static; False finds the least, as those of c I - A with c the 1-norm of A.
+      tol: stops where the residual is as small, relative to the norms of A and its value; None is a
+        multiple of the rounding.
+      maxiter: static.
+
+    Raises TypeError, ValueError for an A that is not square and real, and an X that does not match.
+    Source: `jax.experimental.sparse.linalg.lobpcg_standard`, `scipy.sparse.linalg.lobpcg`; Knyazev
+    (2001).
+    """
+    op = "lobpcg"
+    A = check_square(op, A)
+    X = check_right_side(op, A, X, "X")
+    if X.ndim != 2 or not 0 < 5 * X.shape[1] < A.shape[0]:
+        raise ValueError(
+            f"{op}: X: expected shape [{A.shape[0]}, k] with 0 < 5 k < {A.shape[0]}, got "
+            f"{list(X.shape)}"
+        )
+    if not jnp.issubdtype(X.dtype, jnp.floating):
+        raise ValueError(f"{op}: A: expected a real matrix, got {A.dtype}, and X of {X.dtype}")
+    largest = checks.check_flag(largest, "largest", op)
+    maxiter = checks.check_count(maxiter, "maxiter", op, 1)
+    wide = jnp.float32 if jnp.finfo(X.dtype).bits < 32 else X.dtype
+    values, vectors = _lobpcg(A.astype(wide), X.astype(wide), tol, largest, maxiter)
+    return values.astype(X.dtype), vectors.astype(X.dtype)
+
+
+@partial(jax.jit, static_argnames=("largest", "maxiter"))
+def _lobpcg(
+    A: SparseArray, X: jax.Array, tol: Any, largest: bool, maxiter: int
+) -> tuple[jax.Array, jax.Array]:
+    fixed = A.with_values(jax.lax.stop_gradient(A.values))
+    bound = norm(fixed, 1)
+
+    def times(X: jax.Array) -> jax.Array:
+        return product(fixed, X) if largest else bound * X - product(fixed, X)
+
+    _, vectors, _ = lobpcg_standard(times, jax.lax.stop_gradient(X), maxiter, tol)
+    return jnp.sum(vectors * product(A, vectors), axis=0), vectors
 
 
 # For each number of terms of the Taylor series the greatest norm at which they give e^A to 2^-53:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from flax import nnx
@@ -35,7 +35,7 @@ def sparsify(
     *,
     format: Format | str = CSR,
     where: Any = ...,
-    scope: str = "layer",
+    scope: Literal["layer", "global"] = "layer",
 ) -> M | SparseWeight:
     """Replaces the linear layers and convolutions of a trained model by sparse ones with their
     largest weights, in place::

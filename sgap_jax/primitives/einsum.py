@@ -4,8 +4,8 @@ other index expressions."""
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ REDUCTIONS = {"sum": "+", "max": "max", "min": "min"}
 def einsum(
     subscripts: str,
     *operands: Any,
-    reduction: str = "sum",
+    reduction: Literal["sum", "max", "min"] = "sum",
     schedule: Schedule | str | None = None,
     fibers: bool = False,
 ) -> Any:
@@ -152,35 +152,21 @@ def einsum(
     return A.with_values(out.reshape(A.values.shape)) if output == asked.sparse else out
 
 
-def explain_einsum(
+def told_of_einsum(
+    platform: str,
     subscripts: str,
     *operands: Any,
     reduction: str = "sum",
+    schedule: Any = None,
     fibers: bool = False,
-    platform: str = "cuda",
 ) -> str:
-    """What `einsum` of these arguments runs without a schedule, as text: the operation whose
-    kernels it has (`explain_choice` is for those), or the schedule of the compiled loops and the
-    loops, or plain JAX and why.
-
-    Args:
-      subscripts, operands, reduction, fibers: as of `einsum`; traced operands are fine.
-      platform: "cuda" or "cpu".
-
-    Raises:
-      ValueError: another platform. Also what `einsum` raises.
-    """
-    if platform not in ("cpu", "cuda"):
-        raise ValueError(f"explain_einsum: platform must be cpu or cuda, got {platform!r}")
+    """What an `einsum` runs in which no schedule is chosen, as text: plain JAX, and why."""
     asked = _Asked.of(subscripts, operands, reduction, fibers)
-    if asked.is_known:
-        found = _kernel(asked.A, asked.sparse, asked.others, asked.output, None)
-        if found is not None:
-            return f"the kernels of {found[0]}: explain_choice says which"
     if _empty(asked.expression):
-        return "plain JAX: an index has size 0"
+        return "einsum: plain JAX: an index has size 0"
     shapes = [x.shape for x in jax.tree.leaves(asked.A.index_arrays)]
-    return einsum_loops.explain_default(asked.expression, asked.dtype, shapes, platform)
+    told = einsum_loops.explain_default(asked.expression, asked.dtype, shapes, platform)
+    return f"einsum: {told}"
 
 
 class _Asked(NamedTuple):

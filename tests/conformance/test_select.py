@@ -36,6 +36,7 @@ from sgap_jax import (
     explain_choice,
     random,
     sparse_softmax,
+    spgemm,
     spmm,
 )
 from sgap_jax.launch import spmm as spmm_cuda
@@ -340,6 +341,7 @@ def test_each_call_of_a_function_is_explained():
     told = explain(einsum, "ij,jr,jr->ir", tensor, X[:6], X[:6])
     assert told.startswith("D(i,r) += A(i,j) * B(j,r) * C(j,r)") and "CPUThread" in told
     assert explain(spmm, A.astype(int), X.astype(int)).startswith("spmm: no call with a schedule")
+    assert explain(spgemm, A, A.T).startswith("spgemm: ")  # of structures that are not traced
     with pytest.raises(ValueError, match='platform must be "cpu" or "cuda", got \'tpu\''):
         explain(spmm, A, X, platform="tpu")
 

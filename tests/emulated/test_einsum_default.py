@@ -25,6 +25,7 @@ from sgap_jax import (
     ScheduleError,
     SparseArray,
     einsum,
+    explain,
     explain_einsum,
 )
 from sgap_jax.compiler import assign, presets_cuda
@@ -256,12 +257,15 @@ def test_the_explanation():
     narrow = [x.astype("int16") for x in (A, *dense)]
     for platform in ("cpu", "cuda"):
         told = explain_einsum("ijk,jr,kr->ir", *narrow, platform=platform)
-        assert told.startswith("plain JAX: loops are compiled for float32") and "int16" in told
+        assert (
+            told.startswith("einsum: plain JAX: loops are compiled for float32") and "int16" in told
+        )
     assert "size 0" in explain_einsum("ijk,jr,kr->ir", A, *(x[:, :0] for x in dense))
     M, (X,), _ = operands("ij,jr->ir", CSR)
-    assert explain_einsum("ij,jr->ir", M, X).startswith("the kernels of spmm")
+    assert explain_einsum("ij,jr->ir", M, X).startswith("spmm: ")
+    assert explain_einsum("ij,jr->ir", M, X) == explain(einsum, "ij,jr->ir", M, X, platform="cuda")
     assert "Segment" in explain_einsum("ij,jr->ir", M, X, reduction="max")
-    with pytest.raises(ValueError, match="platform must be cpu or cuda, got 'tpu'"):
+    with pytest.raises(ValueError, match='platform must be "cpu" or "cuda", got \'tpu\''):
         explain_einsum("ij,jr->ir", M, X, platform="tpu")
 
 

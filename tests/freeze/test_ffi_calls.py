@@ -32,6 +32,7 @@ from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.primitives.regrow import regrow
 from sgap_jax.primitives.top_k import top_k_of_indexer
+from sgap_jax.primitives.triangular_solve import incomplete_lu, triangular_solve
 from sgap_jax.runtime.native import native
 from sgap_jax.schedules.machine import Machine, on_machine
 
@@ -102,6 +103,9 @@ def programs():
         yield messages, (X, V, *arrays)
     of_edges = lambda X, *arrays: gsddmm(made(*arrays), X[:2], X, reduce=None)
     yield of_edges, (X, *arrays)
+    solve = partial(triangular_solve, lower=True, unit_diagonal=False)
+    yield solve, (*arrays[1:], arrays[0], np.ones((2, 4), np.float32))
+    yield partial(incomplete_lu, n=2), (*arrays[1:], arrays[0])
     S = SparseArray.from_dense(np.ones((3, 2), np.float32))
     yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def sparsify(
     *args: Any,
     format: Format | str = CSR,
     where: Any = ...,
-    scope: str = "layer",
+    scope: Literal["layer", "global"] = "layer",
     schedule: Schedule | str | None = None,
     **kwargs: Any,
 ) -> tuple[Sparsified, dict[str, Any]]:

@@ -1,0 +1,233 @@
+"""Triangular solves, incomplete factors and what uses them, against SciPy and dense solves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+from format_invariants import integers
+from jax.test_util import check_grads
+from native_call import run
+
+from sgap_jax import BCSR, COO, CSC, CSR, SparseArray, linalg
+from sgap_jax.primitives import triangular_solve as primitive
+from sgap_jax.runtime.native import native
+
+RNG = np.random.default_rng(0)
+N = 12
+SQUARE = integers(N, N) * 0.1 + np.diag(np.linspace(1, 3, N))
+b, B = RNG.normal(size=N), RNG.normal(size=(N, 13))
+
+
+def of(a, format=CSR, **options):
+    return SparseArray.from_dense(a, format=format, **options)
+
+
+def grid(n, dtype=np.float64):
+    """The Poisson matrix of a square grid, in SciPy."""
+    one = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+    return sp.csr_array(sp.kronsum(one, one)).astype(dtype)
+
+
+@pytest.mark.parametrize("unit_diagonal", [False, True])
+@pytest.mark.parametrize("lower", [True, False])
+def test_solutions(lower, unit_diagonal):
+    options = dict(lower=lower, unit_diagonal=unit_diagonal)
+    for trans, right in ((0, b), ("T", B)):
+        want = scipy.linalg.solve_triangular(SQUARE, right, trans, **options)
+        got = linalg.triangular_solve(of(SQUARE), right, trans=trans, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
+        T = primitive.triangular_solve_by_levels(
+            *of(SQUARE.T if trans else SQUARE).index_arrays[1],
+            of(SQUARE.T if trans else SQUARE).values,
+            jnp.asarray(right.reshape(N, -1)),
+            lower=lower != (trans == "T"),
+            unit_diagonal=unit_diagonal,
+        )
+        np.testing.assert_allclose(T.reshape(want.shape), want, rtol=1e-12, atol=1e-13)
+
+
+def test_formats_dtypes_and_traced_structures():
+    want = scipy.linalg.solve_triangular(SQUARE, b, lower=True)
+    for format in (CSC, COO, BCSR(3, 4)):
+        got = linalg.triangular_solve(of(SQUARE, format), b)
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+    padded = jax.jit(lambda A, b: linalg.triangular_solve(A, b))(of(SQUARE, nse=N * N + 5), b)
+    np.testing.assert_allclose(padded, want, rtol=1e-12)
+    for dtype, rtol in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.05)):
+        got = linalg.triangular_solve(of(SQUARE).astype(dtype), jnp.asarray(b, dtype))
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=rtol, atol=rtol)
+    c = SQUARE + 0.1j * integers(N, N)
+    want = scipy.linalg.solve_triangular(c, b, "C", lower=True)
+    np.testing.assert_allclose(linalg.triangular_solve(of(c), b + 0j, trans="C"), want, rtol=1e-12)
+    batch = jnp.stack([of(SQUARE).values, 2 * of(SQUARE).values])
+    got = jax.vmap(lambda v: linalg.triangular_solve(of(SQUARE).with_values(v), b))(batch)
+    np.testing.assert_allclose(got[1], got[0] / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(lower=False, trans="T", unit_diagonal=True)])
+def test_derivatives(options):
+    A = of(SQUARE[:5, :5])
+
+    def solve(values, b):
+        return linalg.triangular_solve(A.with_values(values), b, **options)
+
+    check_grads(solve, (A.values, jnp.asarray(b[:5])), order=2, modes=["fwd", "rev"], eps=1e-5)
+
+
+def arrays(A, *rest):
+    return [np.asarray(A.indptr, np.int32), np.asarray(A.indices, np.int32), A.data, *rest]
+
+
+def solved(operands, threads=1, **flags):
+    result = operands[-1].shape, operands[-1].dtype
+    target = "sgap_triangular_solve_csr_v1"
+    return run(target, operands, [result], flags, native.isa(), threads)[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_wide_levels_have_the_bits_of_rows_in_order(dtype):
+    # 60,000 rows in 3 levels: the first is wide, and so is the second.
+    n = 20_000
+    below = sp.random_array((n, n), density=3 / n, rng=np.random.default_rng(1))
+    T = (
+        sp.block_array(
+            [
+                [sp.eye_array(n), None, None],
+                [below, sp.eye_array(n), None],
+                [below, below.T, sp.eye_array(n)],
+            ]
+        )
+        .tocsr()
+        .astype(dtype)
+    )
+    T.sort_indices()
+    right = RNG.normal(size=(3 * n, 5)).astype(dtype)
+    flags = dict(lower=True, unit_diagonal=False)
+    one, many = (solved(arrays(T, right), threads, **flags) for threads in (1, 5))
+    assert one.tobytes() == many.tobytes()
+    np.testing.assert_allclose(one, spl.spsolve_triangular(T, right), rtol=1e-4, atol=1e-4)
+    # A kept plan is of this structure alone.
+    T.indices[T.indptr[2 * n]] = (T.indices[T.indptr[2 * n]] + 1) % 7
+    again = solved(arrays(T, right), 5, **flags)
+    np.testing.assert_allclose(T @ again, right, rtol=1e-3, atol=1e-3)
+
+
+def test_any_index_arrays_are_safe():
+    rng = np.random.default_rng(2)
+    for seed in range(12):
+        offsets = rng.integers(-5, 60, 21).astype(np.int32)
+        offsets = np.sort(offsets) if seed % 2 else offsets
+        indices = rng.integers(-3, 24, 50).astype(np.int32)
+        values, right = rng.normal(size=50), rng.normal(size=(20, 3))
+        operands = [offsets, indices, values, right]
+        for lower in (True, False):
+            flags = dict(lower=lower, unit_diagonal=True)
+            want = primitive.triangular_solve_by_levels(*map(jnp.asarray, operands), **flags)
+            np.testing.assert_allclose(solved(operands, **flags), want, rtol=1e-9, atol=1e-12)
+        (factors,) = run(
+            "sgap_incomplete_lu_csr_v1", operands[:3], [((50,), "float64")], {}, native.isa()
+        )
+        assert factors.shape == values.shape
+
+
+def test_incomplete_factors():
+    a = grid(5)
+    A = SparseArray.from_scipy(a)
+    factors = np.asarray(linalg.ilu(A).args[0].todense())
+    L, U = np.tril(factors, -1) + np.eye(25), np.triu(factors)
+    kept = a.toarray() != 0
+    np.testing.assert_allclose((L @ U)[kept], a.toarray()[kept], atol=1e-12)
+    plain = primitive.incomplete_lu_by_entries(*A.index_arrays[1], A.values, n=25)
+    np.testing.assert_allclose(plain, linalg.ilu(A).args[0].values, rtol=1e-12)
+    # Of a matrix whose factors fill nothing in, they are those of the matrix.
+    band = sp.diags_array([-1.0, 3.0, -1.5], offsets=[-1, 0, 1], shape=(30, 30)).tocsr()
+    r = RNG.normal(size=30)
+    for M in (
+        linalg.ilu(SparseArray.from_scipy(band)),
+        linalg.ichol(of((band + band.T).toarray())),
+    ):
+        matrix = band if M.func.__name__ == "_of_lu" else band + band.T
+        np.testing.assert_allclose(M(jnp.asarray(r)), spl.spsolve(matrix.tocsc(), r), rtol=1e-10)
+
+
+@pytest.mark.parametrize("precondition, solver", [("ichol", "cg"), ("ilu", "bicgstab")])
+def test_preconditioners_save_products(precondition, solver):
+    A = SparseArray.from_scipy(grid(24))
+    right = jnp.asarray(RNG.normal(size=576))
+
+    @jax.jit
+    def solve(values, b):
+        X = A.with_values(values)
+        M = getattr(linalg, precondition)(X)
+        return getattr(linalg, solver)(X, b, M=M, tol=1e-10, maxiter=30)[0]
+
+    x = solve(A.values, right)
+    np.testing.assert_allclose(A @ x, right, atol=1e-7)
+    few = getattr(linalg, solver)(A, right, tol=1e-10, maxiter=30)[0]
+    assert np.linalg.norm(A @ few - right) > 1e3 * np.linalg.norm(A @ x - right)
+    gradient = jax.grad(lambda v: jnp.sum(solve(v, right) ** 2))(A.values)
+    direction = jnp.asarray(RNG.normal(size=A.nnz))
+    dense = lambda t: jnp.sum(
+        jnp.linalg.solve(A.with_values(A.values + t * direction).todense(), right) ** 2
+    )
+    np.testing.assert_allclose(gradient @ direction, jax.grad(dense)(0.0), rtol=1e-4)
+
+
+def test_eigenvalues():
+    a = grid(9).toarray() + np.diag(np.linspace(0, 0.5, 81))
+    A, X = of(a), jnp.asarray(RNG.normal(size=(81, 3)))
+    every = np.linalg.eigvalsh(a)
+    for largest, want in ((True, every[:-4:-1]), (False, every[:3])):
+        values, vectors = linalg.lobpcg(A, X, largest=largest, maxiter=200)
+        np.testing.assert_allclose(values, want, rtol=1e-6)
+        np.testing.assert_allclose(A @ vectors, values[None] * vectors, atol=1e-3)
+    greatest = lambda v: linalg.lobpcg(A.with_values(v), X, maxiter=200)[0][0]
+    dense = lambda a: jnp.linalg.eigvalsh(a)[-1]
+    want = jax.grad(dense)(jnp.asarray(a))[np.nonzero(a)]
+    np.testing.assert_allclose(jax.grad(greatest)(A.values), want, atol=1e-4)
+
+
+def test_operators_of_lineax():
+    lineax = pytest.importorskip("lineax")
+    a = SQUARE @ SQUARE.T + np.eye(N)
+    A = of(a)
+
+    def solve(values):
+        operator = linalg.lineax_operator(A.with_values(values), lineax.positive_semidefinite_tag)
+        return lineax.linear_solve(operator, b, lineax.CG(rtol=1e-12, atol=1e-12)).value
+
+    np.testing.assert_allclose(solve(A.values), np.linalg.solve(a, b), rtol=1e-8)
+    got = jax.grad(lambda v: jnp.sum(solve(v) ** 2))(A.values)
+    want = jax.grad(lambda a: jnp.sum(jnp.linalg.solve(a, b) ** 2))(jnp.asarray(a))
+    np.testing.assert_allclose(got, want.reshape(-1)[np.flatnonzero(a)], rtol=1e-6)
+
+
+def test_wrong_arguments_are_named():
+    A = of(SQUARE)
+    hollow = of(SQUARE - np.diag(np.diag(SQUARE)))
+    for solve in (
+        linalg.triangular_solve,
+        lambda A, b: linalg.ilu(A),
+        lambda A, b: linalg.ichol(A),
+    ):
+        with pytest.raises(ValueError, match="entry on the diagonal of each row, got none in 12"):
+            solve(hollow, b)
+        with pytest.raises(ValueError, match="expected a square matrix"):
+            solve(of(SQUARE[:5]), b)
+        with pytest.raises(TypeError, match="A must be a SparseArray"):
+            solve(SQUARE, b)
+    assert np.isfinite(linalg.triangular_solve(hollow, b, unit_diagonal=True)).all()
+    traced = jax.jit(lambda A: linalg.triangular_solve(A, b))(hollow)
+    assert not np.isfinite(traced).any()
+    with pytest.raises(ValueError, match="trans: expected 0, 1, 2"):
+        linalg.triangular_solve(A, b, trans="X")
+    with pytest.raises(ValueError, match=r"b: expected shape \[12\]"):
+        linalg.triangular_solve(A, b[:3])
+    with pytest.raises(ValueError, match="X: expected shape"):
+        linalg.lobpcg(A, B[:, :3])
+    with pytest.raises(TypeError, match="A must be a SparseArray"):
+        linalg.lineax_operator(SQUARE)
