@@ -9,6 +9,7 @@
 
 #include "cpu/common/isa.h"
 #include "cpu/common/machine.h"
+#include "cpu/common/workspace.h"
 #include "cpu/compiled/compiled.h"
 #include "cuda/launch/launch_ffi.h"
 #include "xla/ffi/api/ffi.h"
@@ -49,6 +50,7 @@ nb::dict MachineRead() {
   nb::dict machine;
   machine["l1_bytes"] = found.l1_bytes;
   machine["l2_bytes"] = found.l2_bytes;
+  machine["l3_bytes"] = found.l3_bytes;
   machine["cores"] = found.cores;
   machine["intel"] = found.intel;
   return machine;
@@ -121,6 +123,7 @@ NB_MODULE(_native, module) {
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("machine", &MachineRead);
+  module.def("keep_freed_memory", &sgap::KeepFreedMemory, nb::arg("bytes"));
   module.def("ffi_api_version",
              [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
 }

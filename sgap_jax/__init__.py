@@ -7,6 +7,8 @@ from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
+from sgap_jax.calibration import calibrate as calibrate
+from sgap_jax.calibration import calibrated_machine as _calibrated_machine
 from sgap_jax.explanation import explain as explain
 from sgap_jax.explanation import explain_einsum as explain_einsum
 from sgap_jax.formats.array import SparseArray as SparseArray
@@ -55,7 +57,7 @@ from sgap_jax.primitives.spmm import spmv as spmv
 from sgap_jax.primitives.structures import transposed as _transposed
 from sgap_jax.primitives.structures import valid as _valid
 from sgap_jax.runtime.native import info as info
-from sgap_jax.runtime.native import machine as _machine
+from sgap_jax.runtime.native import keep_memory as keep_memory
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules import AttentionTile as AttentionTile
 from sgap_jax.schedules import CpuTile as CpuTile
@@ -72,7 +74,6 @@ from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import explain_choice as explain_choice
 from sgap_jax.schedules import legal_points as legal_points
 from sgap_jax.schedules.families import set_failing as _set_failing
-from sgap_jax.schedules.machine import Machine as _Machine
 from sgap_jax.schedules.machine import set_machine as _set_machine
 from sgap_jax.tuning import Tuned as Tuned
 from sgap_jax.tuning import candidate_schedules as candidate_schedules
@@ -80,6 +81,6 @@ from sgap_jax.tuning import tune as tune
 
 __version__ = _version("sgap_jax")
 
-_set_machine(_Machine(**_machine()))
+_set_machine(_calibrated_machine())
 _set_failing(_failing_here)
 _computed_with(_valid, _transposed)

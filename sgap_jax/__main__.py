@@ -1,5 +1,5 @@
-"""`python -m sgap_jax info` prints what was chosen, versions and devices; `python -m sgap_jax
-doctor` tests each layer on the way to a GPU."""
+"""`python -m sgap_jax info` prints what was chosen, versions and devices; `calibrate` measures what
+the choice of schedules needs of this CPU; `doctor` tests each layer on the way to a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ def main() -> int:
     doctor.add_argument(
         "--only", nargs="+", default=[], metavar="FAMILY", help="test these kernels: spmm octet"
     )
+    constants = commands.add_parser(
+        "calibrate", help="measure this CPU for the choice of schedules"
+    )
+    constants.add_argument("--seconds", type=float, default=10.0, help="time to measure")
     arguments = parser.parse_args()
+    if arguments.command == "calibrate":
+        return _calibrate(arguments.seconds)
     if arguments.command == "doctor":
         from sgap_jax.doctor.cases import cases
 
@@ -43,6 +49,20 @@ def main() -> int:
     for name, value in facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         print(f"{name:<{width}}  {text}")
+    return 0
+
+
+def _calibrate(seconds: float) -> int:
+    from sgap_jax.calibration import calibrate, file
+
+    try:
+        found = calibrate(seconds)
+    except (OSError, ValueError) as error:
+        print(f"python -m sgap_jax calibrate: {error}", file=sys.stderr)
+        return 1
+    for name, value in found.items():
+        print(f"{name:<{max(map(len, found))}}  {value}")
+    print(f"kept in {file() or 'no file: SGAP_CACHE_DIR is empty'}, for processes from now on")
     return 0
 
 

@@ -24,10 +24,11 @@ bool IsIntel() {
 
 Machine Read() {
   constexpr int64_t kTypicalL1 = 48 << 10, kTypicalL2 = 1 << 20;
-  Machine machine{kTypicalL1, kTypicalL2, 1, IsIntel()};
+  Machine machine{kTypicalL1, kTypicalL2, 0, 1, IsIntel()};
 #if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
   machine.l1_bytes = Configured(_SC_LEVEL1_DCACHE_SIZE, kTypicalL1);
   machine.l2_bytes = Configured(_SC_LEVEL2_CACHE_SIZE, kTypicalL2);
+  machine.l3_bytes = Configured(_SC_LEVEL3_CACHE_SIZE, 0);
 #endif
   const int64_t cores = std::thread::hardware_concurrency();
   machine.cores = cores > 0 ? cores : 1;

@@ -7,6 +7,7 @@ namespace sgap {
 
 struct Machine {
   int64_t l1_bytes, l2_bytes;  // the caches of one core: first-level data, second-level
+  int64_t l3_bytes;            // that cores share; 0 where the system does not say
   int64_t cores;
   // Whether it is one of Intel's, whose prefetchers bring the lines after those that are asked for.
   bool intel;

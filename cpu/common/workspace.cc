@@ -4,10 +4,16 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 namespace sgap {
 namespace {
@@ -55,6 +61,16 @@ void AdviseHugePages(void* data, size_t bytes) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)data, (void)bytes;
+#endif
+}
+
+bool KeepFreedMemory([[maybe_unused]] int64_t bytes) {
+#if defined(__GLIBC__)
+  // From a heap that is never trimmed, a block of this size or less is not mapped for itself.
+  const int most = int(std::clamp<int64_t>(bytes, 0, INT_MAX));
+  return mallopt(M_MMAP_THRESHOLD, most) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
+#else
+  return false;
 #endif
 }
 

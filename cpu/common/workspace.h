@@ -61,4 +61,8 @@ class TaskScratch {
 // grants it, not one per 4 KiB. Only a hint, and without effect on memory that is already mapped.
 void AdviseHugePages(void* data, size_t bytes);
 
+// Asks the C library to keep freed blocks of up to `bytes` in the process, XLA's results among
+// them, and not to return their pages to the system. False where it has no such setting.
+bool KeepFreedMemory(int64_t bytes);
+
 }  // namespace sgap

@@ -10,6 +10,7 @@
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/structure.h"
+#include "cpu/common/workspace.h"
 #include "cpu/sddmm/sddmm.h"
 
 namespace sgap {
@@ -199,6 +200,7 @@ ffi::Future SddmmHandler(Pool pool, IndexArray offsets, IndexArray indices, ffi:
                                              : Kernels().Sddmm;
   const int64_t batch = out->dimensions()[0];
   if (batch == 0 || args.entries == 0) return Finished();
+  AdviseHugePages(args.out, out->size_bytes());
 
   const int64_t rows = offsets.dimensions()[0] - 1;
   const Structure structure{Ints(offsets), Ints(indices), nullptr, rows, args.entries, args.k};

@@ -9,6 +9,7 @@
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/workspace.h"
 #include "cpu/row_reduce/row_ffi.h"
 #include "cpu/sparse_softmax/sparse_softmax.h"
 
@@ -53,6 +54,7 @@ ffi::Future Run(const Pool& pool, std::shared_ptr<SoftmaxCall<Args>> call, const
   call->args.numbers = shape.Numbers();
   call->args.out = out.untyped_data();
   if (batch == 0 || shape.vectors == 0) return Finished();
+  AdviseHugePages(call->args.out, out.size_bytes());
   call->args.phases =
       call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   ClearPadding(out, shape, call->args.phases.offsets);

@@ -214,6 +214,8 @@ class BlockTask {
     if (sizeof(T) < sizeof(Acc)) {  // several are widened together
       constexpr int kWidth = kLanes<T>;
       for (; p + kWidth <= end; p += kWidth) {
+        // The next piece: of loads in bursts the processor sees no stream.
+        if (!permutation_) Prefetch(values_ + p + kStagedValues);
         const auto values = permutation_ ? Gather<T, kWidth>(values_, permutation_ + p)
                                          : Load<T, kWidth>(values_ + p);
         Store<Acc, kWidth>(staged_ + (p - begin), values);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/simd/lane_sums.h"
+#include "cpu/spmm/column_tiles.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -49,7 +50,7 @@ struct Tile {
     x = KeptPointer(x);
     Sum row[kVectors];
     LoadApart<X, kWidth, kWhole>(x, row);
-    if (kTail) row[kWhole] = LoadPartial<X, kWidth>(x + kWhole * kWidth, tail);
+    if (kTail) row[kWhole] = LoadRowTail<X, kWidth>(x + kWhole * kWidth, tail);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) sums[i] += value * row[i];
   }
@@ -291,9 +292,22 @@ struct NarrowTile {
   }
 
   // The sum of the vectors at `at`, of which the first `lanes` lanes count. Parts past the end are
-  // read and dropped: cheaper than a branch that is hard to predict.
+  // read and dropped: cheaper than a branch that is hard to predict. So where a vector has less
+  // than 64 bytes, rows of one and of two take the same steps, with the bits of either.
   static Vector<Acc, kWidth> SumProducts(const Acc* at, int64_t lanes) {
-    if (lanes <= kWidth) return LoadFirst<Acc, kWidth>(at, lanes);
+    if constexpr (kWidth * sizeof(Acc) < 64) {
+      if (lanes <= 2 * kWidth) {
+        using Index = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
+        // Adding -0.0 changes nothing.
+        const auto none = (lanes <= kWidth ? Acc(-0.0) : Acc(0)) - Vector<Acc, kWidth>{};
+        const auto lane = LaneNumbers<Index, kWidth>() + Index(kWidth);
+        const auto second = Load<Acc, kWidth>(at + kWidth);
+        const auto first = LoadFirst<Acc, kWidth>(at, lanes);
+        return (first + (lane < Vector<Index, kWidth>{} + Index(lanes) ? second : none)) + none;
+      }
+    } else if (lanes <= kWidth) {
+      return LoadFirst<Acc, kWidth>(at, lanes);
+    }
     Vector<Acc, kWidth> sums[4] = {};
     for (; lanes > 4 * kWidth; lanes -= 4 * kWidth, at += 4 * kWidth) {
 #pragma GCC unroll 4

@@ -40,11 +40,10 @@ struct ScatterTile {
       }
     }
     const int64_t last = block.end - 1;
-    for (int64_t p = block.begin; p < block.end; ++p) {
+    const auto add = [&](int64_t p, const auto& value) __attribute__((always_inline)) {
       const int64_t ahead = p + kAheadVectors < last ? p + kAheadVectors : last;
       Prefetch(block.sums + size_t(block.indices[ahead]) * size_t(block.sums_stride));
       Acc* sums = block.sums + size_t(block.indices[p]) * size_t(block.sums_stride);
-      const WideValues<T, kRows> value(block.values + p * block.length);
       Sum row[kVectors];
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
@@ -53,6 +52,18 @@ struct ScatterTile {
         for (int v = 0; v < kRows; ++v) row[i] += value[v] * x[v][i];
       }
       Row::StoreRow(sums, row, block.tail);
+    };
+    if constexpr (kStaged<T>) {
+      alignas(64) Acc staged[kStagedVectors * kRows];
+      for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
+        const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
+        WidenValues<T, kRows>(block.values + p * block.length, block.length, count, staged);
+        for (int64_t i = 0; i < count; ++i) add(p + i, staged + i * kRows);
+      }
+    } else {
+      for (int64_t p = block.begin; p < block.end; ++p) {
+        add(p, WideValues<T, kRows>(block.values + p * block.length));
+      }
     }
   }
 };

@@ -4,7 +4,7 @@ other index expressions."""
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax

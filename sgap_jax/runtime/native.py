@@ -71,6 +71,24 @@ def machine() -> dict[str, Any]:
     return {**native.machine(), "vector_bytes": width, "matrix_tiles": isa == "amx"}
 
 
+def keep_memory(most_bytes: int = 1 << 30) -> bool:
+    """Keeps the memory of results that are no longer used in the process, up to `most_bytes` for a
+    result, so that the pages of a large result are not faulted in anew at every call. By default
+    the C library returns blocks of more than 32 MiB to the system.
+
+    Call it once, before large arrays are made. It is a setting of the whole process (`mallopt` of
+    glibc), which then holds as much memory as it ever had in use at once. Returns whether the C
+    library has the setting; without it nothing is changed.
+
+    Raises:
+      ValueError: `most_bytes` is not an int from 0 on.
+    """
+    if type(most_bytes) is not int or most_bytes < 0:
+        raise ValueError(f"keep_memory: most_bytes must be an int from 0 on, got {most_bytes!r}")
+    kept: bool = native.keep_freed_memory(min(most_bytes, 2**62))
+    return kept
+
+
 def threads() -> int:
     """How many threads this process may use."""
     if hasattr(os, "sched_getaffinity"):

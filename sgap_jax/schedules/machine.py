@@ -15,18 +15,25 @@ class Machine:
     Attributes:
       l1_bytes: the first-level data cache of a core.
       l2_bytes: its second-level cache.
+      l3_bytes: the cache that cores share; 0 where the system does not say.
       cores: how many there are.
       vector_bytes: the width of the registers that the kernels in use have.
       intel: whether it is one of Intel's.
       matrix_tiles: whether kernels may use a matrix unit for bfloat16 (Intel AMX).
+      slab: the largest packed slab of a dense operand that pays, in second-level caches. This and
+        the next are measured by `python -m sgap_jax calibrate`.
+      row_length: the least nonzeros of a row with which packing pays.
     """
 
     l1_bytes: int = 48 << 10
     l2_bytes: int = 1 << 20
+    l3_bytes: int = 32 << 20
     cores: int = 2
     vector_bytes: int = 64
     intel: bool = False
     matrix_tiles: bool = False
+    slab: float = 1.25
+    row_length: int = 24
 
 
 _current = Machine()

@@ -26,11 +26,9 @@ _OCTET_LENGTHS = (4, 8, 16, 32)  # V for which matrix tiles of the CPU pay
 _OCTET_WORK = 4096  # attention on matrix tiles needs so many multiply-adds of scores in a block row
 _PACKED_BYTES = {"float32": 4, "float64": 8}  # the dtypes that are packed, and their sizes
 _SLAB_ROW = 128  # bytes of a row of a packed tile
-_SLAB = Fraction(5, 4)  # of L2: the most bytes of a packed tile
 _WIDE_ROW = 512  # bytes of a row of a packed tile, if values are reached through a permutation
 _BEYOND_L2 = Fraction(5, 4)  # of L2: a dense operand of so many bytes does not fit there
 _ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
-_ROW_LENGTH = 24  # packing needs so many nonzeros per row of the sparse operand
 _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) per row of B
 _WIDENED = 1 << 20  # the most bytes of a tile of widened rows
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
@@ -78,10 +76,14 @@ def choose_schedule(problem: Problem) -> Schedule:
 
     Caches are counted in those of the machine (`this_machine`, which `info()` shows), so these
     bounds are 2 and 1.25 times the caches of a core, and so on, and all calls of a process choose
-    alike. On Intel, whose second-level cache delivers rows about as fast as the kernels take them,
-    tiles need a dense operand of twice that cache (4 MB), or of 2 MB if its rows are used 40 times
-    and have 1024 bytes or more. Time relative to one tile, measured on an
-    Intel Xeon (family 6 model 167, 2 threads, 48 KB L1, 2 MB L2), float32, n = 128 and 256:
+    alike. The bound of 1.25 second-level caches, and that rows of A have 24 nonzeros, are what
+    `python -m sgap_jax calibrate` measures and keeps by CPU model: `slab` and `row_length` of the
+    machine, read at import.
+
+    On Intel, whose second-level cache delivers rows about as fast as the kernels take them, tiles
+    need a dense operand of twice that cache (4 MB), or of 2 MB if its rows are used 40 times and
+    have 1024 bytes or more. Time relative to one tile, measured on an Intel Xeon (family 6 model
+    167, 2 threads, 48 KB L1, 2 MB L2), float32, n = 128 and 256:
 
     - where rows of B are used 40 times: packed rows of 256 bytes if such a slab fits in 3/4 of L2
       (0.68 for a graph of 5201 vertices; 1.02 for the banded bcsstk16, whose rows are near
@@ -146,7 +148,8 @@ def _machine_fields(problem: Problem) -> list[str]:
     fields = ["matrix_tiles"] if octets else []
     if problem.op == "spmm" and problem.format == CSR:
         caches = problem.dtype in _PACKED_BYTES
-        fields += ["l1_bytes", "l2_bytes", "intel"] if caches else ["intel"]
+        of_caches = ["l1_bytes", "l2_bytes", "intel", "slab", "row_length"]
+        fields += of_caches if caches else ["intel"]
     return fields
 
 
@@ -482,7 +485,9 @@ def _packed_row(problem: Problem, row: int) -> int:
         wide = row >= 768 and k <= min(5 * row, 10 << 10) and k * row >= _BEYOND_L2 * l2
         return _WIDE_ROW if wide and problem.nnz >= max(16 * k, 12 * m) else 0
     slab = k * _SLAB_ROW
-    if problem.nnz < max(_ROW_USES * k, _ROW_LENGTH * m) or slab > _SLAB * l2 or 8 * k * row < l2:
+    if problem.nnz < max(_ROW_USES * k, machine.row_length * m) or slab > machine.slab * l2:
+        return 0
+    if 8 * k * row < l2:
         return 0
     if row < 512:
         near = 4 * l1 <= 3 * slab <= 8 * l1
@@ -506,7 +511,7 @@ def _widening_pays(problem: Problem) -> bool:
 
 def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:
     """Bytes of a row of a tile on Intel, and whether it is packed; (0, False) for one tile."""
-    k, l2 = problem.shape[1], this_machine().l2_bytes
+    k, l2, most = problem.shape[1], this_machine().l2_bytes, this_machine().slab
     double, large, many = 2 * _SLAB_ROW, k * row >= 2 * l2, problem.nnz >= _ROW_USES * k
     if not large and not (many and row >= 1024 and k * row >= l2):
         return 0, False
@@ -516,7 +521,7 @@ def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:
         return (double, False) if 2 * k * double <= 5 * l2 else (0, False)
     if large and many and 4 * k * double <= 3 * l2:
         return double, True
-    return (_SLAB_ROW, True) if k * _SLAB_ROW <= _SLAB * l2 else (0, False)
+    return (_SLAB_ROW, True) if k * _SLAB_ROW <= most * l2 else (0, False)
 
 
 _chooser: ContextVar[Callable[[Problem], Schedule]] = ContextVar("chooser", default=choose_schedule)

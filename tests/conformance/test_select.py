@@ -290,6 +290,17 @@ def test_caches_are_counted_in_those_of_the_machine():
     assert chosen_on(Machine(), 10_241, **over) == chosen_on(twice, 20_481, **over) == CpuTile()
 
 
+def test_measured_constants_decide_what_is_packed():
+    packed, whole = CpuTile(columns=32, packed=True), CpuTile()
+    long = dict(k=10_241, nnz=10**6, n=256)  # a slab of a little more than 1.25 MB
+    assert chosen_on(Machine(), **long) == chosen_on(Machine(slab=1.0), **long) == whole
+    assert chosen_on(Machine(slab=2.5), **long) == packed
+    short = dict(k=1024, nnz=100_000, n=256, m=5000)  # rows of 20 nonzeros
+    assert chosen_on(Machine(), **short) == whole
+    assert chosen_on(Machine(row_length=20), **short) == packed
+    assert chosen_on(dataclasses.replace(INTEL, slab=2.5), 40_000, 2 * 10**6, 256) == packed
+
+
 def test_the_machine_is_read_and_shown():
     found = Machine(**machine())
     assert 4 << 10 <= found.l1_bytes <= 1 << 20 and 64 << 10 <= found.l2_bytes <= 1 << 30
@@ -306,7 +317,8 @@ def test_a_choice_is_explained_by_its_rule_and_what_that_reads():
         "CpuTile(columns=32, nonzeros=8192, packed=True)\nrule:    rows of B are"
     )
     assert "(200 for each row, 100 for each column), n = 128, B of 5120000 bytes" in text
-    assert "machine: l1_bytes 49152, l2_bytes 2097152, intel True\n" in text
+    told = "machine: l1_bytes 49152, l2_bytes 2097152, intel True, slab 1.25, row_length 24\n"
+    assert told in text
     assert text.endswith(choose_schedule(wide).explain(wide).splitlines()[-1])
     assert "rule:    B is near, or its rows are used too seldom" in plain
     with pytest.raises(NotImplementedError, match="no kernel for dtype int32"):
@@ -349,7 +361,7 @@ def test_each_call_of_a_function_is_explained():
 def test_a_choice_depends_on_the_machine_as_it_says():
     """A field that is not named has no influence, and each one is named and has one somewhere."""
     changes = dict(l1_bytes=12 << 10, l2_bytes=8 << 20, intel=True, matrix_tiles=True)
-    changes |= dict(cores=64, vector_bytes=32)
+    changes |= dict(cores=64, vector_bytes=32, l3_bytes=0, slab=0.1, row_length=1000)
     influence, named = set(), set()
     sizes = ((5000, 10_000, 10**6), (512, 512, 120_000), (1000, 1024, 10**6), (2048, 2048, 10**5))
     for op, dtype, format, (m, k, nnz), n, permuted, platform in itertools.product(
@@ -372,7 +384,8 @@ def test_a_choice_depends_on_the_machine_as_it_says():
                     influence.add(field)
                     assert f" {field} " in line
             named |= {field} if f" {field} " in line else set()
-    assert influence == named == {"l1_bytes", "l2_bytes", "intel", "matrix_tiles"}
+    read = {"l1_bytes", "l2_bytes", "intel", "slab", "row_length"}
+    assert influence == named == {*read, "matrix_tiles"}
 
 
 def test_a_machine_lasts_as_long_as_its_context():

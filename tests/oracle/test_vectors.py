@@ -82,6 +82,17 @@ def test_the_transpose_by_rows_in_pieces(length, dtype):
         spmm_is_right(arrays, case, dtype, n, True, schedule)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("length", [2, 5, 16])
+def test_block_rows_of_more_vectors_than_are_widened_at_once(length, dtype):
+    lengths = [130, 0, 64, 65, 1, 128] + [63] * 12
+    arrays, case, _ = encoded(from_row_lengths("long", 140, lengths), length)
+    assert np.diff(arrays[0]).max() > 2 * 64
+    for n in (3, 12, 33):
+        spmm_is_right(arrays, case, dtype, n, False)
+        spmm_is_right(arrays, case, dtype, n, True)
+
+
 def test_the_transpose_by_rows_of_a_batch():
     arrays, case, place = encoded(from_row_lengths("tall", 24, [12] * 601), 8)
     A, B = vectors(arrays, case, "float32"), dense_operand(case, 40, True)
