@@ -370,7 +370,7 @@ def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
       into pieces here too; `schedule=` chooses for one call.
     - gspmm: sequential over nonzeros, 32 to a lane, 8 for n <= 4, with a second launch for the rows
       of several lanes and no atomic addition. Predicted for an R-MAT graph of 131,000 vertices and
-      a million edges on an H100 (benchmarks/gpu/model.py): 38.8 us for n = 16 and 18.1 for n = 4,
+      a million edges on an H100 (benchmarks/gpu/model.py): 33.0 us for n = 16 and 18.3 for n = 4,
       where rows that are walked whole take 102 and 47, and segment reductions over 8 and 32 lanes
       72 and 18.
     """

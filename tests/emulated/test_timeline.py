@@ -159,6 +159,22 @@ def test_operations_of_tensor_cores(launch, kind):
     assert chain(timeline) == [(0, 3, 0, 0)] * 2
 
 
+OCTETS = """extern "C" __global__ void k(float* y) {
+  float c[8] = {}; unsigned a[2] = {}, b[2] = {};
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7},"
+    "{%8,%9},{%10,%11},{%0,%1,%2,%3,%4,%5,%6,%7};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]),
+    "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+    : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));
+  y[threadIdx.x] = c[0];
+}"""
+
+
+def test_a_warp_computes_four_octets_at_once(launch):
+    timeline = Timeline(TENS)
+    launch(OCTETS, 1, 32, np.zeros(32, np.float32), timeline=timeline)
+    assert timeline.tensor_operations() == {"f16": 4 * 8 * 8 * 4}
+
+
 def test_a_timeline_is_off_by_default():
     program, memory = Program(ptx('extern "C" __global__ void k() {}')), Memory()
     program.run("k", 1, 32, [], memory)

@@ -78,7 +78,9 @@ class Timeline:
             shape = next(filter(None, map(SHAPE.fullmatch, instruction.modifiers)), None)
             if instruction.opcode in MATRIX and "load" not in instruction.modifiers and shape:
                 kinds = [kind for kind in instruction.types if kind != "f32"] or ["f16"]
-                found[kinds[0]] += count * math.prod(map(int, shape.groups()))
+                # Volta's: a warp computes four such products.
+                each = 4 if (shape[0], kinds[0]) == ("m8n8k4", "f16") else 1
+                found[kinds[0]] += each * count * math.prod(map(int, shape.groups()))
         return dict(found)
 
     def lines(self):
