@@ -45,9 +45,10 @@ def sparse_attention(
 
     A device has the queries, keys and values of its part of the sequence, and receives the keys and
     values that the pattern names for its queries: of a band those of its neighbours, a key that
-    heads share once. Nothing of the length of the whole sequence is on any device. The gradients
-    of keys and values travel the same way back. Differentiable to any order in q, k, v, bias, sinks
-    and in `scale` if it is an array.
+    heads share once. Of a row that names nearly all keys the query travels instead, to all devices,
+    which attend with their own keys, where that sends less (`partition` decides). A device has no
+    other keys. The gradients travel the same way back. Differentiable to any order in q, k, v,
+    bias, sinks and in `scale` if it is an array.
 
     Args:
       q: [B, L, H, D], or [L, H, D], in the order of the sequence.
@@ -72,14 +73,16 @@ def sparse_attention(
     Returns:
       O [B, L, H, Dv] ([L, H, Dv] as q), split along the sequence, or (O, lse), with the dtypes and
       sums of `sgap_jax.sparse_attention` and, in the given order of rows, its bits with the
-      schedule that a part has. Gradients of keys and values are sums over devices, in an order of
-      their own.
+      schedule that a part has. Of rows whose queries travel each device's result is rounded, and
+      they are merged in the accumulation dtype. Gradients of keys and values are sums over devices,
+      in an order of their own.
 
     Raises:
       TypeError: pattern is not a PartitionedArray.
       ValueError: shapes that do not fit.
 
-    Source: vectorSparse, section 7.4, eq. 1; the exchange is that of `parallel.spmm`.
+    Source: vectorSparse, section 7.4, eq. 1; the exchange is that of `parallel.spmm`; results of
+    parts of a row are merged as in FlashAttention (Dao et al., 2022), section 3.1.
     """
     op = "parallel.sparse_attention"
     check_parts("sparse_attention", pattern, "pattern")

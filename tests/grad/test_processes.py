@@ -43,7 +43,7 @@ def test_two_processes_compute_what_one_device_does(tmp_path):
         for rank in range(2)
     ]
     try:
-        found = [process.communicate(timeout=120) for process in started]
+        found = [process.communicate(timeout=300) for process in started]
     finally:
         for process in started:
             process.kill()
