@@ -91,7 +91,7 @@ def with_torch_sdpa(A, operands, backward):
     return both if backward else forward
 
 
-def with_flex_attention(A, operands, backward):
+def with_flex_attention(A, operands, backward, score_mod=None):
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -110,7 +110,8 @@ def with_flex_attention(A, operands, backward):
 
     def forward():
         with torch.no_grad():
-            return compiled(q, k, v, block_mask=blocks).transpose(1, 2).numpy()
+            out = compiled(q, k, v, score_mod=score_mod, block_mask=blocks)
+            return out.transpose(1, 2).numpy()
 
     return forward
 

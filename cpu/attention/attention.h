@@ -5,6 +5,7 @@
 // and the gradients, from out and lse, with delta[i] = dout[i] . out[i] - dlse[i]:
 //   p = exp(s - lse),  ds = p * (dout[i] . v[j] - delta[i])
 //   dq[i] = scale * sum ds k[j],  dk[j] = scale * sum ds q[i],  dv[j] = sum p dout[i],  dbias = ds
+// ScoreTerms say what else scores and probabilities may have.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,26 @@ struct KeyRows {
   int64_t slots;          // head h of all batches' is in slot h % slots
 };
 
+// What else a call may have. With d = j - i - offset, an entry's score is
+//   s = cap tanh(scale q . k / cap) + bias - slope |d| + table[clip(d + range / 2, 0, range - 1)]
+// and -inf where the segments of i and j differ; out is made of probabilities times 0 or
+// keep_scale, which a number drawn for (seeds of the head, i, j) decides.
+struct ScoreTerms {
+  bool any;
+  double softcap;      // 0: none
+  const void* slopes;  // [batch or 1, heads] of accumulators, or null
+  const void* table;   // [batch or 1, heads, range] of accumulators, or null
+  int64_t range;
+  const int32_t* query_segments;  // [batch or 1, rows], or null
+  const int32_t* key_segments;    // [batch or 1, keys]
+  const int32_t* offset;          // [batch or 1], or null; where the rows lie among the keys
+  const uint32_t* seeds;          // [batch or 1, heads, 2], or null: no dropout
+  int64_t slopes_stride, table_stride, query_segments_stride, key_segments_stride;
+  int64_t offset_stride, seeds_stride;
+  uint32_t kept;  // numbers below are kept
+  double keep_scale;
+};
+
 // What both directions share.
 struct AttentionProblem {
   Dtype dtype;
@@ -42,6 +63,7 @@ struct AttentionProblem {
   int64_t bias_stride, bias_head_stride;
   double scale;
   bool is_causal;
+  ScoreTerms terms;
   KeyRows k, v;
   int64_t copy_rows, copy_chunks;  // of the keys, in tasks of copying
 
@@ -71,10 +93,11 @@ struct AttentionBackwardArgs : AttentionProblem {
   const void* dlse;  // [batch or 1, rows, heads] of accumulators
   const void* lse;   // likewise
   int64_t dout_stride, out_stride, dlse_stride, lse_stride;
-  void* dq;     // [batch, rows, heads, depth]
-  void* dk;     // [batch, keys, key_heads, depth]
-  void* dv;     // [batch, keys, key_heads, value_depth]
-  void* dbias;  // [batch, heads, vectors, V] of accumulators, or null
+  void* dq;           // [batch, rows, heads, depth]
+  void* dk;           // [batch, keys, key_heads, depth]
+  void* dv;           // [batch, keys, key_heads, value_depth]
+  void* dbias;        // [batch, heads, vectors, V] of accumulators, or null
+  double* term_sums;  // [batch * heads, pieces, range + 1]: of the slope and the table; or null
 
   // Rows and keys in pieces. In phase p, row piece i meets key piece (i + p) % pieces: no two tasks
   // of a phase add to the same row of dq, dk or dv, and the phases add in their order.

@@ -7,7 +7,7 @@ namespace sgap::SGAP_ISA {
 
 // What a task does: its row piece against its key piece, in all heads that share a head of keys.
 struct BackwardPlace {
-  int64_t phase, slot;  // slot: of the key head, among those of its group
+  int64_t phase, piece, slot;  // slot: of the key head, among those of its group
   int64_t batch, key_head;
   int64_t block_begin, block_end;
   KeyPiece keys;
@@ -18,6 +18,7 @@ inline BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTas
   const int64_t phase = own.task / args.pieces / own.count, head = own.first + slot;
   const int64_t key_piece = (piece + phase) % args.pieces;
   return {phase,
+          piece,
           slot,
           head / args.key_heads,
           head % args.key_heads,

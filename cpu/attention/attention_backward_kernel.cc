@@ -23,9 +23,12 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
   using V = typename Tile::V;
   constexpr int kSize = Tile::kSize, kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
   alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
-  alignas(64) Acc slopes[kMostKeys * kRows];
+  alignas(64) Acc slopes[kMostKeys * kRows], curbs[kMostKeys * kRows];
   Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
-  ScoreBlock<Acc, kRows> block;
+  ScoreBlock<Acc, kRows> block(args, at);
+  const int64_t own = (at.batch * args.heads + at.head) * args.pieces + place.piece;
+  double* const term_sums =
+      args.term_sums ? args.term_sums + own * (args.terms.range + 1) : nullptr;
   Tile::Interleave(rows.q, args.padded_depth, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, rows.dout_row, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
@@ -36,12 +39,17 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
     PointAt(sums.k, sums.k_row, columns, keys, k_targets);
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
     BeginKeys(args, sums, columns, keys);  // before the products, which hide the stores
-    block.Compute(args, at, left_q, p, run.end);
+    block.Compute(args, at, left_q, p, run.end, curbs);
     block.Products(left_dout, args.padded_value_depth, block.values, block.count, slopes);
     for (int i = 0; i < block.padded * kRows; i += kSize) {
       const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
-      const V slope = terms * (Load<Acc, kSize>(slopes + i) - delta);
-      Store<Acc, kSize>(block.scores + i, terms);
+      V along = Load<Acc, kSize>(slopes + i), kept = terms;
+      if (block.terms.Drops()) {
+        const V factor = block.terms.Kept(i);
+        along *= factor, kept *= factor;
+      }
+      const V slope = terms * (along - delta);
+      Store<Acc, kSize>(block.scores + i, kept);
       Store<Acc, kSize>(slopes + i, terms == 0 ? V{} : slope);  // whatever a masked value holds
     }
     if (rows.dbias) {
@@ -49,6 +57,12 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
         Acc* target = rows.dbias + (p + j) * args.length;
         for (int r = 0; r < at.lanes; ++r) target[r] = slopes[Tile::At(j, r)];
       }
+    }
+    if (term_sums) block.terms.AddGradients(block.padded, slopes, term_sums);
+    for (int i = 0; block.terms.Curbs() && i < block.padded * kRows; i += kSize) {
+      const V slope = Load<Acc, kSize>(slopes + i);
+      // A masked entry may have a score, and with it a derivative, of NaN.
+      Store<Acc, kSize>(slopes + i, slope == 0 ? slope : slope * Load<Acc, kSize>(curbs + i));
     }
     Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq, rows.dq_row);
     Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout,

@@ -1,12 +1,13 @@
-// FFI targets sgap_attention_cvs_v1 and sgap_attention_backward_cvs_v1, and the two of matrix
-// tiles: their common operands are checked, described and placed first, then come the two handlers.
+// FFI targets sgap_attention_cvs_v1 and sgap_attention_backward_cvs_v1, the two of matrix tiles,
+// and those with more terms (v2): first how keys, values and sums are placed, then the two
+// directions, then the handlers.
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "cpu/attention/attention.h"
+#include "cpu/attention/attention_operands.h"
 #include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
@@ -19,166 +20,11 @@ namespace sgap {
 namespace {
 
 namespace ffi = xla::ffi;
+using namespace attention;
 
 constexpr int64_t kCopyBytes = 64 << 10;  // of one task
 constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
 constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
-
-// The sequences and heads of keys that a structure is for: some of all sequences with all heads, or
-// some heads of one.
-struct Window {
-  int64_t first, batch;
-  int64_t first_key_head, key_heads;
-
-  bool IsFirst() const { return first == 0 && first_key_head == 0; }
-};
-
-// The operands that both directions have, and whether they are for matrix tiles.
-struct Operands {
-  ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
-  int64_t vector_length;
-  bool octets;
-  Window window;
-
-  // The window's first head of q.
-  int64_t FirstHead() const {
-    return window.first_key_head * (q.dimensions()[2] / k.dimensions()[2]);
-  }
-  // What `buffer` has from the window's first sequence and from `head` on, where heads are `size`
-  // elements apart.
-  char* From(ffi::AnyBuffer buffer, int64_t head, int64_t size) const {
-    const int64_t batch = buffer.dimensions()[0];
-    const int64_t stride = batch <= 1 ? 0 : int64_t(buffer.element_count()) / batch;
-    const int64_t elements = window.first * stride + head * size;
-    char* data = static_cast<char*>(buffer.untyped_data());
-    return data + elements * int64_t(ffi::ByteWidth(buffer.element_type()));
-  }
-};
-
-// What a call owns of its operands: a valid structure, and the bias at the vectors of that.
-struct StructureAndBias {
-  ValidStructure structure;
-  std::unique_ptr<char[]> bias;
-};
-
-ffi::DataType WideType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
-
-// Whether an optional array is absent: [1, 0].
-bool Absent(ffi::AnyBuffer buffer) {
-  return buffer.dimensions().size() == 2 && buffer.dimensions()[1] == 0;
-}
-
-// Empty where `buffer` has one batch element or `batch` of them.
-std::string BadBatch(const char* name, ffi::AnyBuffer buffer, int64_t batch) {
-  const int64_t got = buffer.dimensions()[0];
-  if (got == 1 || got == batch) return "";
-  return std::string(name) + ": expected a batch of 1 or " + std::to_string(batch) + ", got " +
-         std::to_string(got);
-}
-
-int64_t BatchStride(ffi::AnyBuffer buffer) {
-  const int64_t batch = buffer.dimensions()[0];
-  return batch <= 1 ? 0 : int64_t(buffer.element_count()) / batch;
-}
-
-std::string Check(const Operands& in, int64_t batch) {
-  const ffi::DataType type = in.q.element_type();
-  if (!ToDtype(type)) return "q: expected float32, float64, bfloat16 or float16";
-  const auto any = {kAnySize, kAnySize, kAnySize, kAnySize};
-  std::string error = Mismatch("q", in.q, type, any);
-  if (!error.empty()) return error;
-  if (!(error = Mismatch("k", in.k, type, {kAnySize, kAnySize, kAnySize, in.q.dimensions()[3]}))
-           .empty())
-    return error;
-  const int64_t keys = in.k.dimensions()[1], key_heads = in.k.dimensions()[2];
-  if (!(error = Mismatch("v", in.v, type, {kAnySize, keys, key_heads, kAnySize})).empty())
-    return error;
-  const int64_t rows = in.q.dimensions()[1], heads = in.q.dimensions()[2];
-  if (key_heads < 1 || heads < 1 || heads % key_heads != 0)
-    return "k: its heads do not divide those of q";
-  for (const int64_t depth : {in.q.dimensions()[3], in.v.dimensions()[3]}) {
-    if (depth > kMostDepth) {
-      return "expected heads of at most " + std::to_string(kMostDepth) + " numbers, got " +
-             std::to_string(depth);
-    }
-  }
-  if (!(error = BadLength(in.vector_length)).empty()) return error;
-  if (!(error = Mismatch("indices", in.indices, ffi::S32, {kAnySize})).empty()) return error;
-  const int64_t blocks = (rows + in.vector_length - 1) / in.vector_length;
-  if (!(error = Mismatch("offsets", in.offsets, ffi::S32, {blocks + 1})).empty()) return error;
-  if (!Absent(in.bias)) {
-    const auto shape = in.bias.dimensions();
-    const int64_t stored = in.indices.dimensions()[0] * in.vector_length;
-    const bool fits = in.bias.element_type() == WideType(type) && shape.size() >= 3 &&
-                      (shape[1] == 1 || shape[1] == heads) &&
-                      int64_t(in.bias.element_count()) == shape[0] * shape[1] * stored;
-    if (!fits)
-      return "bias: expected accumulators [batch, heads, vectors, V], got " + ShapeString(shape);
-  }
-  if (!Absent(in.lengths)) {
-    if (!(error = Mismatch("lengths", in.lengths, ffi::S32, {kAnySize, 1})).empty()) return error;
-  }
-  if (!(error = BadBatch("q", in.q, batch)).empty()) return error;
-  if (!(error = BadBatch("k", in.k, batch)).empty()) return error;
-  if (!(error = BadBatch("v", in.v, batch)).empty()) return error;
-  if (!(error = BadBatch("bias", in.bias, batch)).empty()) return error;
-  return BadBatch("lengths", in.lengths, batch);
-}
-
-// Bytes of a number of the copies of K and V.
-int64_t CopiedBytes(const AttentionProblem& problem, bool octets) {
-  return int64_t(octets ? sizeof(BFloat16) : AccumulatorBytes(problem.dtype));
-}
-
-AttentionProblem Describe(const Operands& in, double scale, bool is_causal,
-                          StructureAndBias* owned) {
-  AttentionProblem out{};
-  out.dtype = *ToDtype(in.q.element_type());
-  out.batch = in.window.batch;
-  out.rows = in.q.dimensions()[1];
-  out.keys = in.k.dimensions()[1];
-  out.row_heads = in.q.dimensions()[2];
-  out.row_key_heads = in.k.dimensions()[2];
-  out.key_heads = in.window.key_heads;
-  out.heads = out.row_heads / out.row_key_heads * out.key_heads;
-  out.depth = in.q.dimensions()[3];
-  out.q = in.From(in.q, in.FirstHead(), out.depth);
-  out.value_depth = in.v.dimensions()[3];
-  out.vectors = in.indices.dimensions()[0];
-  out.length = in.vector_length;
-  const int64_t whole = 64 / CopiedBytes(out, in.octets), least = in.octets ? 1 : 0;
-  const auto padded = [&](int64_t depth) {
-    return (std::max(depth, least) + whole - 1) / whole * whole;
-  };
-  out.padded_depth = padded(out.depth);
-  out.padded_value_depth = padded(out.value_depth);
-  out.q_stride = BatchStride(in.q);
-  if (!Absent(in.bias)) {
-    out.bias_stride = BatchStride(in.bias);
-    out.bias_head_stride = in.bias.dimensions()[1] == 1 ? 0 : out.vectors * out.length;
-    out.bias = in.From(in.bias, in.FirstHead(), out.bias_head_stride);
-  }
-  if (!Absent(in.lengths)) {
-    out.lengths = reinterpret_cast<const int32_t*>(in.From(in.lengths, 0, 0));
-    out.lengths_stride = BatchStride(in.lengths);
-  }
-  out.scale = scale;
-  out.is_causal = is_causal;
-  const int64_t blocks = in.offsets.dimensions()[0] - 1;
-  owned->structure =
-      ValidStructure({Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
-  out.offsets = owned->structure.view().offsets;
-  out.indices = owned->structure.view().indices;
-  if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
-    // What the window has of a bias is in one piece, as the window's sequences or heads are.
-    const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
-    const auto shape = in.bias.dimensions();
-    const int64_t sequences = shape[0] == 1 ? 1 : out.batch, heads = shape[1] == 1 ? 1 : out.heads;
-    owned->bias = TakeEntries(out.bias, sequences * heads, vector, *compact);
-    out.bias = owned->bias.get();
-  }
-  return out;
-}
 
 // The number of key heads in a group, each of which takes `bytes` of memory and has `tasks` that
 // can run at once: few, so that the memory stays in the cache, but enough work for `threads`.
@@ -287,8 +133,10 @@ ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer 
                          ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                          int64_t vector_length, double scale, bool is_causal,
-                         int64_t chunk_nonzeros, int64_t key_pieces, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets, window};
+                         int64_t chunk_nonzeros, int64_t key_pieces, bool pack,
+                         const Terms& terms) {
+  const Operands in{q,       k,      v,    bias, lengths, offsets, indices, vector_length,
+                    kOctets, window, terms};
   std::string error =
       Mismatch("out", *out, q.element_type(), {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? out->dimensions()[0] : 0;
@@ -344,14 +192,43 @@ ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer 
                         [call, kernel](int64_t task) { kernel(call->args, task); });
 }
 
+// The gradients of slopes [batch, heads, 1] and table [batch, heads, range]; [1, 0] where nobody
+// asks.
+struct TermGradients {
+  std::optional<ffi::AnyBuffer> slopes, table;
+
+  bool Asked(const std::optional<ffi::AnyBuffer>& one) const { return one && !Absent(*one); }
+  bool Any() const { return Asked(slopes) || Asked(table); }
+};
+
 // What a call owns until its last task is done.
 struct BackwardCall {
   AttentionBackwardArgs args;
   StructureAndBias owned;
   std::unique_ptr<char[]> dbias;  // of compacted vectors
+  std::vector<double> term_sums;
+  void *dslopes, *dtable;  // of the window, or null
   std::vector<int64_t> pieces;
   Workspace memory;
 };
+
+// Adds up the gradients of slopes and tables of all pieces of rows, in their order.
+template <typename Acc>
+void EndTerms(const BackwardCall& call) {
+  const AttentionBackwardArgs& args = call.args;
+  const int64_t range = args.terms.range, row = range + 1;
+  for (int64_t head = 0; head < args.batch * args.heads; ++head) {
+    const double* sums = args.term_sums + head * args.pieces * row;
+    for (int64_t i = 0; i < row; ++i) {
+      double sum = 0;
+      for (int64_t piece = 0; piece < args.pieces; ++piece) sum += sums[piece * row + i];
+      Acc* const slopes = static_cast<Acc*>(call.dslopes);
+      Acc* const table = static_cast<Acc*>(call.dtable);
+      if (i == 0 && slopes) slopes[head] = Acc(sum);
+      if (i > 0 && table) table[head * range + i - 1] = Acc(sum);
+    }
+  }
+}
 
 // Cuts block rows into `pieces` of about equally many vectors: where each begins, and the end.
 std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t pieces) {
@@ -377,8 +254,10 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
                         ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
                         ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
                         int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
-                        int64_t pieces, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets, window};
+                        int64_t pieces, bool pack, const Terms& terms,
+                        const TermGradients& of_terms) {
+  const Operands in{q,       k,      v,    bias, lengths, offsets, indices, vector_length,
+                    kOctets, window, terms};
   const ffi::DataType type = q.element_type(), wide = WideType(type);
   std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? dq->dimensions()[0] : 0;
@@ -410,6 +289,12 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
        int64_t(dbias->element_count()) != batch * args.row_heads * stored)) {
     error = "dbias: expected accumulators [batch, heads, vectors, V], got " +
             ShapeString(dbias->dimensions());
+  }
+  if (of_terms.Asked(of_terms.slopes)) {
+    expect("dslopes", *of_terms.slopes, wide, {batch, args.row_heads, 1});
+  }
+  if (of_terms.Asked(of_terms.table)) {
+    expect("dtable", *of_terms.table, wide, {batch, args.row_heads, args.terms.range});
   }
   if (error.empty() && !pack) error = CannotRead(args, kOctets);
   if (error.empty() && kOctets) error = BadOctets(args);
@@ -457,6 +342,14 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
   const int64_t delta_bytes = q_rows * int64_t(element);
   const int64_t bytes = sum_bytes + dq_bytes + delta_bytes + args.keys;
   args.pieces = pieces;
+  if (of_terms.Any()) {
+    const auto& [slopes, table] = of_terms;
+    const int64_t range = args.terms.range;
+    call->term_sums.resize(size_t(args.batch * args.heads * pieces * (range + 1)));
+    args.term_sums = call->term_sums.data();
+    call->dslopes = of_terms.Asked(slopes) ? in.From(*slopes, in.FirstHead(), 1) : nullptr;
+    call->dtable = of_terms.Asked(table) ? in.From(*table, in.FirstHead(), range) : nullptr;
+  }
   args.group = args.batch * args.key_heads;
   if (sums && !(pack && SharesKeys(in, args.batch))) {
     args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
@@ -477,16 +370,20 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
   args.piece_begin = call->pieces.data();
   std::vector<int64_t> phases = PhasesOfGroups(args, /*phases=*/pieces, pieces);
   const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
-  if (call->dbias) phases.push_back(1);
+  if (call->dbias || args.term_sums) phases.push_back(1);
   const auto kernel = kOctets ? Kernels().AttentionBackwardOctet : Kernels().AttentionBackward;
-  return ParallelPhases(pool, phases, 3 * MultiplyAdds(args),
-                        [call, tasks, dbias_rows, kernel](int64_t task) {
-                          if (task < tasks) return kernel(call->args, task);
-                          const AttentionBackwardArgs& args = call->args;
-                          PutEntries(call->dbias.get(), args.batch * args.heads,
-                                     size_t(args.length) * AccumulatorBytes(args.dtype),
-                                     *call->owned.structure.compact(), dbias_rows);
-                        });
+  return ParallelPhases(
+      pool, phases, 3 * MultiplyAdds(args), [call, tasks, dbias_rows, kernel](int64_t task) {
+        if (task < tasks) return kernel(call->args, task);
+        const AttentionBackwardArgs& args = call->args;
+        if (args.term_sums) {
+          args.dtype == Dtype::kFloat64 ? EndTerms<double>(*call) : EndTerms<float>(*call);
+        }
+        if (!call->dbias) return;
+        PutEntries(call->dbias.get(), args.batch * args.heads,
+                   size_t(args.length) * AccumulatorBytes(args.dtype),
+                   *call->owned.structure.compact(), dbias_rows);
+      });
 }
 
 // Runs call(pool, window, offsets, indices) for the window of each structure. Structures are for as
@@ -526,19 +423,48 @@ ffi::Future EachWindow(ffi::ThreadPool threads, const char* op, ffi::AnyBuffer k
 }
 
 template <bool kOctets>
+ffi::Future AnyAttention(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k,
+                         ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
+                         ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
+                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                         int64_t vector_length, double scale, bool is_causal,
+                         int64_t chunk_nonzeros, bool pack, std::optional<int64_t> key_pieces,
+                         const Terms& terms) {
+  return EachWindow(
+      threads, "attention", k, offsets, indices, *out,
+      [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
+        return RunAttention<kOctets>(pool, window, q, k, v, bias, sinks, lengths, offsets, indices,
+                                     out, lse, vector_length, scale, is_causal, chunk_nonzeros,
+                                     key_pieces.value_or(1), pack, terms);
+      });
+}
+
+template <bool kOctets>
 ffi::Future AttentionHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k,
                              ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
                              ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                              int64_t vector_length, double scale, bool is_causal,
                              int64_t chunk_nonzeros, bool pack, std::optional<int64_t> key_pieces) {
-  return EachWindow(
-      threads, "attention", k, offsets, indices, *out,
-      [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
-        return RunAttention<kOctets>(pool, window, q, k, v, bias, sinks, lengths, offsets, indices,
-                                     out, lse, vector_length, scale, is_causal, chunk_nonzeros,
-                                     key_pieces.value_or(1), pack);
-      });
+  return AnyAttention<kOctets>(threads, q, k, v, bias, sinks, lengths, offsets, indices, out, lse,
+                               vector_length, scale, is_causal, chunk_nonzeros, pack, key_pieces,
+                               std::nullopt);
+}
+
+ffi::Future TermsHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k,
+                         ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
+                         ffi::AnyBuffer lengths, ffi::AnyBuffer slopes, ffi::AnyBuffer table,
+                         ffi::AnyBuffer query_segments, ffi::AnyBuffer key_segments,
+                         ffi::AnyBuffer offset, ffi::AnyBuffer seeds, IndexArray offsets,
+                         IndexArray indices, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Result<ffi::AnyBuffer> lse, int64_t vector_length, double scale,
+                         bool is_causal, int64_t chunk_nonzeros, bool pack, double softcap,
+                         int64_t kept, double keep_scale, int64_t key_pieces) {
+  const Terms terms = TermOperands{slopes, table,   query_segments, key_segments, offset,
+                                   seeds,  softcap, kept,           keep_scale};
+  return AnyAttention<false>(threads, q, k, v, bias, sinks, lengths, offsets, indices, out, lse,
+                             vector_length, scale, is_causal, chunk_nonzeros, pack, key_pieces,
+                             terms);
 }
 
 template <bool kOctets>
@@ -555,7 +481,29 @@ ffi::Future BackwardHandler(ffi::ThreadPool threads, ffi::AnyBuffer dout, ffi::A
       [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
         return RunBackward<kOctets>(pool, window, dout, dlse, q, k, v, bias, lengths, out, lse,
                                     offsets, indices, dq, dk, dv, dbias, vector_length, scale,
-                                    is_causal, wrt_bias, pieces, pack);
+                                    is_causal, wrt_bias, pieces, pack, std::nullopt, {});
+      });
+}
+
+ffi::Future BackwardTermsHandler(
+    ffi::ThreadPool threads, ffi::AnyBuffer dout, ffi::AnyBuffer dlse, ffi::AnyBuffer q,
+    ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer lengths,
+    ffi::AnyBuffer out, ffi::AnyBuffer lse, ffi::AnyBuffer slopes, ffi::AnyBuffer table,
+    ffi::AnyBuffer query_segments, ffi::AnyBuffer key_segments, ffi::AnyBuffer offset,
+    ffi::AnyBuffer seeds, IndexArray offsets, IndexArray indices, ffi::Result<ffi::AnyBuffer> dq,
+    ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
+    ffi::Result<ffi::AnyBuffer> dbias, ffi::Result<ffi::AnyBuffer> dslopes,
+    ffi::Result<ffi::AnyBuffer> dtable, int64_t vector_length, double scale, bool is_causal,
+    bool wrt_bias, int64_t pieces, bool pack, double softcap, int64_t kept, double keep_scale) {
+  const Terms terms = TermOperands{slopes, table,   query_segments, key_segments, offset,
+                                   seeds,  softcap, kept,           keep_scale};
+  const TermGradients of_terms{*dslopes, *dtable};
+  return EachWindow(
+      threads, "attention_backward", k, offsets, indices, *dq,
+      [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
+        return RunBackward<false>(pool, window, dout, dlse, q, k, v, bias, lengths, out, lse,
+                                  offsets, indices, dq, dk, dv, dbias, vector_length, scale,
+                                  is_causal, wrt_bias, pieces, pack, terms, of_terms);
       });
 }
 
@@ -577,6 +525,36 @@ auto BindAttention() {
       .Attr<bool>("is_causal")
       .Attr<int64_t>("chunk_nonzeros")
       .Attr<bool>("pack");
+}
+
+auto BindTerms() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+      .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
+      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // slopes [batch or 1, H, 1]
+      .Arg<ffi::AnyBuffer>()  // table [batch or 1, H, range]
+      .Arg<ffi::AnyBuffer>()  // query_segments [batch or 1, L]
+      .Arg<ffi::AnyBuffer>()  // key_segments [batch or 1, S]
+      .Arg<ffi::AnyBuffer>()  // offset [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // seeds [batch or 1, H, 2]
+      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
+      .Arg<IndexArray>()      // indices [vectors]
+      .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
+      .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
+      .Attr<int64_t>("vector_length")
+      .Attr<double>("scale")
+      .Attr<bool>("is_causal")
+      .Attr<int64_t>("chunk_nonzeros")
+      .Attr<bool>("pack")
+      .Attr<double>("softcap")
+      .Attr<int64_t>("kept")
+      .Attr<double>("keep_scale")
+      .Attr<int64_t>("key_pieces");
 }
 
 auto BindBackward() {
@@ -605,6 +583,43 @@ auto BindBackward() {
       .Attr<bool>("pack");
 }
 
+auto BindBackwardTerms() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
+      .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
+      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
+      .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
+      .Arg<ffi::AnyBuffer>()  // slopes [batch or 1, H, 1]
+      .Arg<ffi::AnyBuffer>()  // table [batch or 1, H, range]
+      .Arg<ffi::AnyBuffer>()  // query_segments [batch or 1, L]
+      .Arg<ffi::AnyBuffer>()  // key_segments [batch or 1, S]
+      .Arg<ffi::AnyBuffer>()  // offset [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // seeds [batch or 1, H, 2]
+      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
+      .Arg<IndexArray>()      // indices [vectors]
+      .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
+      .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
+      .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
+      .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
+      .Ret<ffi::AnyBuffer>()  // dslopes [batch, H, 1] or [1, 0]
+      .Ret<ffi::AnyBuffer>()  // dtable [batch, H, range] or [1, 0]
+      .Attr<int64_t>("vector_length")
+      .Attr<double>("scale")
+      .Attr<bool>("is_causal")
+      .Attr<bool>("wrt_bias")
+      .Attr<int64_t>("pieces")
+      .Attr<bool>("pack")
+      .Attr<double>("softcap")
+      .Attr<int64_t>("kept")
+      .Attr<double>("keep_scale");
+}
+
 }  // namespace
 
 extern "C" XLA_FFI_Error* AttentionFfi(XLA_FFI_CallFrame* frame) {
@@ -617,5 +632,7 @@ extern "C" XLA_FFI_Error* AttentionOctetFfi(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionTermsFfi, TermsHandler, BindTerms());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardTermsFfi, BackwardTermsHandler, BindBackwardTerms());
 
 }  // namespace sgap

@@ -12,7 +12,7 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
   using Block = ScoreBlock<Acc, kRows>;
   constexpr int kSize = Tile::kSize, kPart = Tile::kPart;
   alignas(64) Acc left[kMostRowNumbers];
-  Block block;
+  Block block(args, at);
   const int64_t depth = state.depth;
   Tile::Interleave(rows, args.padded_depth, args.padded_depth, left);
   V peak = Tile::OfRows(state.peaks), total = {};
@@ -42,6 +42,9 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
       const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - shift);
       Store<Acc, kSize>(block.scores + i, terms);
       total += terms;
+    }
+    for (int i = 0; block.terms.Drops() && i < block.padded * kRows; i += kSize) {
+      Store<Acc, kSize>(block.scores + i, Load<Acc, kSize>(block.scores + i) * block.terms.Kept(i));
     }
     Tile::AddKeys(block.scores, block.values, block.count, depth, state.sums, depth);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/attention/attention.h"
+#include "cpu/attention/attention_terms.h"
 #include "cpu/attention/attention_tiles.h"
 
 namespace sgap::SGAP_ISA {
@@ -208,12 +209,14 @@ template <int kRows, typename Acc, typename Place>
 void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
           Place place, Acc* scores) {
   const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
-  const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;
+  const ScoreTerms& terms = args.terms;
+  const int64_t own = at.row + (terms.offset ? terms.offset[at.batch * terms.offset_stride] : 0);
+  const int64_t first = args.is_causal && own + 1 < length ? own + 1 : length;
   const int32_t* columns = args.indices + begin;
   for (int j = 0; j < count; ++j) {
     if (columns[j] < first) continue;  // seen by all rows
     for (int r = 0; r < kRows; ++r) {
-      const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= at.row + r);
+      const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= own + r);
       if (!seen) scores[place(j, r)] = -Acc(__builtin_inf());
     }
   }
@@ -231,10 +234,15 @@ struct ScoreBlock {
   const Acc* values[kMostKeys];
   int count, padded;  // keys, and to a whole number of steps
   int known;          // of `keys`
+  BlockTerms<Acc, kRows> terms;
 
-  // The vectors [begin, begin + count), count at least 1; left holds the rows times the scale.
+  ScoreBlock(const AttentionProblem& args, const AttentionRows& at)
+      : terms(args, at.batch, at.head, at.row, at.height) {}
+
+  // The vectors [begin, begin + count), count at least 1; left holds the rows times the scale. The
+  // derivatives of a soft cap are written to `curbs`, unless that is null.
   void Compute(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
-               int64_t begin, int64_t end) {
+               int64_t begin, int64_t end, Acc* curbs = nullptr) {
     const int64_t key_head = at.head / (args.heads / args.key_heads);
     const HeadKeys<Acc> k(args, args.k, at.batch, key_head), v(args, args.v, at.batch, key_head);
     count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
@@ -247,7 +255,12 @@ struct ScoreBlock {
     for (int j = count; j < padded; ++j) values[j] = values[count - 1];
     Products(left, args.padded_depth, keys, known, scores);
     const auto place = [](int key, int row) { return Tile::At(key, row); };
+    if (terms.Curbs()) terms.Curb(padded, scores, curbs);
     if (args.bias) AddBias(args, at, begin, count, place, scores);
+    if (args.terms.any) {
+      terms.SetColumns(args, begin, count, padded);
+      terms.Add(padded, scores);
+    }
     if (args.is_causal || args.lengths) Mask<kRows>(args, at, begin, count, place, scores);
     for (int j = count; j < padded; ++j) {
       for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;

@@ -10,6 +10,8 @@ except ModuleNotFoundError as error:
 
 from sgap_jax.nn.adjacency import add_self_loops as add_self_loops
 from sgap_jax.nn.adjacency import normalize_adjacency as normalize_adjacency
+from sgap_jax.nn.attend import alibi_slopes as alibi_slopes
+from sgap_jax.nn.attend import rotary_embedding as rotary_embedding
 from sgap_jax.nn.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
 from sgap_jax.nn.attention import SparseSelfAttention as SparseSelfAttention
 from sgap_jax.nn.dynamic_attention import BlockSparseAttention as BlockSparseAttention
@@ -26,6 +28,7 @@ from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
 from sgap_jax.nn.linear import SparseLinear as SparseLinear
 from sgap_jax.nn.moe import MoE as MoE
+from sgap_jax.nn.paged import PagedCache as PagedCache
 from sgap_jax.nn.pruning import MaskedLinear as MaskedLinear
 from sgap_jax.nn.pruning import magnitude_mask as magnitude_mask
 from sgap_jax.nn.pruning import prune_step as prune_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,8 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.attend import Pattern, attend, check_inputs, check_patterns, weight_dropout
+from sgap_jax.nn.attend import (
+    Pattern,
+    as_slopes,
+    attend,
+    check_inputs,
+    check_patterns,
+    rotated,
+)
 from sgap_jax.nn.decoding import attend_next
+from sgap_jax.nn.paged import PagedCache, attend_paged, check_paged
 from sgap_jax.nn.structure import of_index_arrays, stored_arrays, structure_of
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
@@ -47,7 +56,10 @@ class ProjectedAttention(nnx.MultiHeadAttention):
             )
         options = {name: getattr(layer, name) for name in _OPTIONS}
         made = cls(rngs=rngs or nnx.Rngs(0), **options, **own)
-        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
+        state = jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param))
+        for name in set(state) - set(nnx.state(made, nnx.Param)):
+            del state[name]  # of an option that the new layer does without
+        nnx.update(made, state)
         return made
 
     def _project(
@@ -82,8 +94,8 @@ class SparseMultiHeadAttention(ProjectedAttention):
 
     with q, k, v the projections of the inputs. The parameters are those of
     `nnx.MultiHeadAttention`, by name and shape: either layer loads the other's. The pattern is
-    state of the type `Structure`, saved and not trained. Attention is the fused `sparse_attention`;
-    with active dropout it runs unfused, and keeps a value for each stored entry.
+    state of the type `Structure`, saved and not trained. Attention is the fused `sparse_attention`,
+    dropout included.
 
     Args:
       num_heads, in_features, rngs and the options of `nnx.MultiHeadAttention`, among them
@@ -92,12 +104,24 @@ class SparseMultiHeadAttention(ProjectedAttention):
         values not read, or one for each head. None: the pattern is given with each call; so layers
         can share one.
       schedule: of `sparse_attention`, over whole sequences; decoding has the default.
+      softcap: of the scores, as `sparse_attention` has it.
+      alibi: True for the slopes of `alibi_slopes(num_heads)`, or one for each head; not trained.
+      relative_bias: R for a learned table [num_heads, R] of biases by the distance of key and query
+        (a parameter `relative_bias`, zero at first).
+      rotary: True, or the base of the wave lengths, rotates queries and keys by their positions
+        (`rotary_embedding`).
 
-    Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, is_causal,
-    deterministic, rngs: inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
+    Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, bias,
+    is_causal, segment_ids, kv_segment_ids, input_positions, sow_weights, deterministic, rngs:
+    inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
     place of the layer's own; `mask`, bool and broadcastable to [..., num_heads, query length, key
     length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
-    padding); `is_causal` leaves out keys after the query.
+    padding); `bias` is added to the scores of stored entries, in the shapes of `sparse_attention`
+    (with one pattern for each head a sequence of these); `is_causal` leaves out keys after the
+    query; `segment_ids` [..., length] (or [length]), which may be traced, keep queries to the keys
+    of their own segment; `input_positions` [..., length] are for rotary embeddings, 0, 1, ... if
+    None; `sow_weights` sows the weights of the stored entries, [..., num_heads, entries], before
+    dropout, as `attention_weights` in `nnx.Intermediate` (with one pattern for each head a list).
 
     With `decode` (of the layer, of a call, or by `nnx.view`) a call takes the next positions of a
     sequence, one or several, and adds their keys and values to a cache, which `init_cache(shape of
@@ -108,6 +132,10 @@ class SparseMultiHeadAttention(ProjectedAttention):
     computed in the dtype of the query. Positions past the end of the cache overwrite its last one,
     as in Flax; where one call has several of these, the queries of the overwritten ones see no key.
 
+    With `paged_cache`, a `PagedCache`, a call takes the next positions of each of its sequences,
+    inputs [B, T, features], and returns (out, cache): a query sees all positions of its sequence up
+    to itself, or the last `window` of these. The layer's pattern is not used, nor dropout.
+
     Returns:
       [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
       values).
@@ -116,8 +144,8 @@ class SparseMultiHeadAttention(ProjectedAttention):
       TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit;
         when decoding, no cache, or a pattern that is not causal without `is_causal` (under jit with
         a traced pattern, keys after the query are left out instead).
-      NotImplementedError: a pattern in another format, `sow_weights`, `input_positions`;
-        `from_dense` of a layer with rotary embeddings.
+      NotImplementedError: a pattern in another format; `from_dense` of a layer with rotary
+        embeddings of its own angles.
 
     Source: vectorSparse, section 7.4 (the sparse transformer).
     """
@@ -133,6 +161,10 @@ class SparseMultiHeadAttention(ProjectedAttention):
         *,
         pattern: Pattern | None = None,
         schedule: Schedule | str | None = None,
+        softcap: float | None = None,
+        alibi: Any = False,
+        relative_bias: int | None = None,
+        rotary: bool | float = False,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
@@ -155,6 +187,12 @@ class SparseMultiHeadAttention(ProjectedAttention):
         self.structures = nnx.List([structure_of(one) for one in patterns])
         self.kinds = tuple(((one.shape[0], one.shape[1]), one.format) for one in patterns)
         self.schedule = schedule
+        self.softcap, self.rotary = softcap, rotary
+        self.alibi = as_slopes(op, alibi, num_heads)
+        if relative_bias is None:
+            self.relative_bias: Any = nnx.data(None)
+        else:
+            self.relative_bias = nnx.Param(jnp.zeros((num_heads, relative_bias), self.param_dtype))
 
     @classmethod
     def from_dense(
@@ -164,14 +202,18 @@ class SparseMultiHeadAttention(ProjectedAttention):
         *,
         schedule: Schedule | str | None = None,
         rngs: nnx.Rngs | None = None,
+        **own: Any,
     ) -> SparseMultiHeadAttention:
         """A layer with the options of `layer` and copies of its parameters; `rngs` is for dropout,
-        and needed if `layer` has dropout. If `layer` is sparse, its pattern and schedule are the
-        defaults."""
+        and needed if `layer` has dropout. `own` are softcap, alibi, relative_bias and rotary. If
+        `layer` is sparse, its pattern, schedule and these are the defaults."""
         if isinstance(layer, SparseMultiHeadAttention):
             pattern = layer.pattern if pattern is None else pattern
             schedule = layer.schedule if schedule is None else schedule
-        return cls._from_dense(layer, rngs, pattern=pattern, schedule=schedule)
+            table = layer.relative_bias
+            of = dict(softcap=layer.softcap, alibi=layer.alibi, rotary=layer.rotary)
+            own = of | dict(relative_bias=None if table is None else table.shape[1]) | own
+        return cls._from_dense(layer, rngs, pattern=pattern, schedule=schedule, **own)
 
     @property
     def pattern(self) -> list[SparseArray]:
@@ -192,7 +234,10 @@ class SparseMultiHeadAttention(ProjectedAttention):
         *,
         pattern: Pattern | None = None,
         mask: Any = None,
+        bias: Any = None,
         is_causal: bool = False,
+        segment_ids: Any = None,
+        kv_segment_ids: Any = None,
         deterministic: bool | None = None,
         rngs: Any = None,
         sow_weights: bool = False,
@@ -200,39 +245,54 @@ class SparseMultiHeadAttention(ProjectedAttention):
         out_sharding: Any = None,
         qkv_sharding: Any = None,
         input_positions: Any = None,
-    ) -> jax.Array:
+        paged_cache: PagedCache | None = None,
+        window: int | None = None,
+    ) -> Any:
         op = type(self).__name__
         decode = self.decode if decode is None else decode
-        if sow_weights:
-            raise NotImplementedError(
-                f"{op}: sow_weights: fused attention has none; the nearest is sddmm and "
-                "sparse_softmax"
-            )
-        if input_positions is not None:
-            raise NotImplementedError(
-                f"{op}: input_positions: no rotary embeddings; the nearest is to rotate query and "
-                "key and call sparse_attention"
-            )
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
+        if paged_cache is not None:
+            refused = dict(pattern=pattern, mask=mask, bias=bias, segment_ids=segment_ids)
+            refused |= dict(kv_segment_ids=kv_segment_ids, input_positions=input_positions)
+            refused["sow_weights"] = sow_weights or None
+            check_paged(op, inputs_q, refused)
+            projected = self._project(inputs_q, inputs_k, inputs_v, qkv_sharding)
+            table = None if self.relative_bias is None else self.relative_bias[...]
+            own = dict(softcap=self.softcap, alibi_slopes=self.alibi, relative_bias=table)
+            x, paged_cache = attend_paged(
+                op, paged_cache, projected, self.rotary, window=window, **own
+            )
+            return self.out(x, out_sharding=out_sharding), paged_cache
+        if window is not None:
+            raise ValueError(
+                f"{op}: window: expected with paged_cache; a pattern says it otherwise"
+            )
         patterns = check_patterns(op, pattern) or self.pattern
         if not patterns:
             raise ValueError(f"{op}: pattern: expected with the layer or with the call")
         projected = self._project(inputs_q, inputs_k, inputs_v, qkv_sharding)
         deterministic = self.deterministic if deterministic is None else deterministic
-        drop = None
         if self.dropout_rate > 0 and deterministic is None:
             raise ValueError(f"{op}: deterministic: expected with the layer or the call (dropout)")
+        options = dict(softcap=self.softcap, alibi_slopes=self.alibi, bias=bias)
+        options |= dict(segment_ids=segment_ids, kv_segment_ids=kv_segment_ids)
+        if self.relative_bias is not None:
+            options["relative_bias"] = self.relative_bias[...]
         if self.dropout_rate > 0 and not deterministic:
-            drop_key = self._dropout_key(rngs)
-            drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
+            options |= dict(dropout_rate=self.dropout_rate, dropout_rng=self._dropout_key(rngs))
+            options["broadcast_dropout"] = self.broadcast_dropout
+        if sow_weights:
+            options["sow"] = partial(self.sow, nnx.Intermediate, "attention_weights")
         if decode:
             variables = self._cache()
             cache: Any = tuple(one[...] for one in variables)
-            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, drop)
+            projected = rotated(op, projected, self.rotary, input_positions, cache[2])
+            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, **options)
             for variable, now in zip(variables, cache, strict=True):
                 variable[...] = now
         else:
-            x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
+            projected = rotated(op, projected, self.rotary, input_positions)
+            x = attend(op, *projected, patterns, mask, is_causal, self.schedule, **options)
         return self.out(x, out_sharding=out_sharding)
 
     def _dropout_key(self, rngs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,17 +29,19 @@ def attend_next(
     patterns: list[SparseArray],
     mask: Any,
     is_causal: bool,
-    drop: Callable[[jax.Array, int], jax.Array] | None,
+    **options: Any,
 ) -> tuple[jax.Array, Cache]:
     """(out, cache): attention of the next positions, q [..., T, H, D], k and v [..., T, Hk, D],
     over the cache with their keys and values added; and that cache. Errors are raised before the
-    caller stores it."""
+    caller stores it. `options` are those of `attend`."""
     *cached, index = cache
     (keys, values), rows = next_positions(
         op, cached, index, query, (key, value), patterns, is_causal
     )
     wide = keys.astype(query.dtype), values.astype(query.dtype)
-    out = attend(op, query, *wide, rows, mask, False, drop, None)
+    if options.get("alibi_slopes") is not None or options.get("relative_bias") is not None:
+        options["query_offset"] = jnp.minimum(index, keys.shape[-3] - 1)
+    out = attend(op, query, *wide, rows, mask, False, None, **options)
     return out, (keys, values, index + query.shape[-3])
 
 

@@ -1,7 +1,7 @@
 """Attention over the stored entries of a sparse pattern."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,10 +40,14 @@ from sgap_jax.primitives.attention_arguments import (
     as_bias,
     as_lengths,
     as_sinks,
+    as_softcap,
+    as_terms,
     attention_problem,
     by_structures,
     check_heads,
     leading_axes,
+    of_entries,
+    of_head,
 )
 from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
 from sgap_jax.schedules import CpuTile, OctetTile, Schedule, Unfused
@@ -64,22 +68,35 @@ def sparse_attention(
     sinks: Any = None,
     is_causal: bool = False,
     key_value_seq_lengths: Any = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    relative_bias: Any = None,
+    segment_ids: Any = None,
+    kv_segment_ids: Any = None,
+    query_offset: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Any = None,
+    broadcast_dropout: bool = False,
+    score_mod: Callable | None = None,
     return_lse: bool = False,
     schedule: Schedule | str | None = None,
 ) -> Any:
     """Attention in which query i sees the keys j that `pattern` stores in row i.
 
-        s[i, j] = scale Q[i, :] . K[j, :] + bias[i, j]        at stored entries (i, j)
-        O[i, :] = sum_j exp(s[i, j] - lse[i]) V[j, :]
+        s[i, j] = cap(scale Q[i, :] . K[j, :]) + bias[i, j] - slope |d| + relative_bias[d]
+        O[i, :] = sum_j m[i, j] exp(s[i, j] - lse[i]) V[j, :]
         lse[i]  = log(sum_j exp(s[i, j]) + exp(sink))         the sink's term only with `sinks`
 
-    for each sequence and head. Arguments are named and laid out as in
-    `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
-    zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
-    forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU
-    and on CUDA one kernel computes it, and one or two the gradients: no array of the size of the
-    pattern is made for a head, except the gradient of a bias. On other platforms, and where CUDA
-    has no kernel, it runs as `Unfused` does.
+    over the stored entries (i, j), with d = j - i - query_offset, cap(x) = softcap
+    tanh(x / softcap) and m from dropout, each term only with its argument; for each sequence and
+    head. Arguments are named and laid out as in `jax.nn.dot_product_attention`. A row without
+    entries, or with all of them masked, gives zeros, zero gradients and lse = -infinity (the sink,
+    where there is one). Differentiable to any order,
+    forward and reverse, in q, k, v, bias, sinks, alibi_slopes, relative_bias and in `scale` if it
+    is an array. On the CPU and on CUDA one kernel computes it, and one or two the gradients: no
+    array of the size of the pattern is made for a head, except the gradient of a bias. On other
+    platforms, and where CUDA has no kernel, as for the arguments from softcap to score_mod, it runs
+    as `Unfused` does.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -96,10 +113,30 @@ def sparse_attention(
         with leading axes [H, ...] or [B, H, ...], where H or B may be 1. -infinity masks an entry.
         With a sequence of patterns: a sequence of H biases.
       sinks: [H], a logit for each head that only takes part in the normalisation of its rows.
-      is_causal: leave out entries (i, j) with j > i, those within a vector too. They still cost
+      is_causal: leave out entries (i, j) with d > 0, those within a vector too. They still cost
         as much as other stored entries: `masks.causal` makes a pattern that stores few of them.
       key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
         A length beyond the keys leaves out none, a negative one all.
+      softcap: a positive number: products become softcap tanh(product / softcap), before all else
+        is added (Gemma 2, section 2.1; FlexAttention's and jax.nn's order).
+      alibi_slopes: floats [H]; subtracts slope |d| (ALiBi, Press et al. 2022, section 3).
+        `nn.alibi_slopes(H)` are the paper's.
+      relative_bias: floats [H, R] or [R]; adds to d the number at d + R // 2, or the first or last
+        one for distances beyond (relative positions, T5, Raffel et al. 2020, section 2.1).
+      segment_ids: integers [B, L] or [L]: an entry takes part only where the segments of its query
+        and its key are the same; a negative one, or one beyond int32, sees and is seen by nothing.
+        May be traced, unlike `masks.block_diagonal`.
+      kv_segment_ids: integers [B, S] or [S], the keys' segments; segment_ids if None.
+      query_offset: integer [B] or a scalar, the position of query 0 among the keys, for d.
+      dropout_rate: static share of the entries that are left out of O (not of lse), in [0, 1]; the
+        others count 1 / (1 - rate) times. Each entry is drawn by a hash of (rng, sequence, head,
+        i, j): the same in the backward pass, for any schedule, format and platform.
+      dropout_rng: a PRNG key or an integer, required with a rate above 0.
+      broadcast_dropout: all sequences and heads leave out the same entries, as Flax's default.
+      score_mod: a function (score, b, h, i, j) -> score of scalars in jax.numpy, as
+        FlexAttention's, applied to finished scores s of entries that take part. It runs as
+        `Unfused` does, keeps a score for each stored entry, and may use arrays from outside, which
+        get derivatives. Not for a pattern with leading axes.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, for
         bfloat16 in vectors of 4 to 32 rows an `OctetTile` (`tile_n=32, tile_k=64`) on the CPU, or
@@ -152,14 +189,38 @@ def sparse_attention(
         q = (q.astype(wide) * factor.astype(wide)).astype(q.dtype)
     else:
         number = float(scale)
-    lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     sinks = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))
+    terms = as_terms(
+        op,
+        q,
+        k,
+        alibi_slopes=alibi_slopes,
+        relative_bias=relative_bias,
+        segment_ids=segment_ids,
+        kv_segment_ids=kv_segment_ids,
+        query_offset=query_offset,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        broadcast_dropout=broadcast_dropout,
+    )
+    terms["lengths"] = as_lengths(op, key_value_seq_lengths, q.shape[0])
     params = dict(scale=number, is_causal=is_causal, schedule=schedule)
+    params |= dict(softcap=as_softcap(op, softcap), dropout=float(dropout_rate))
+    compute: Any = _attention
+    if score_mod is not None:
+        if leading or not isinstance(schedule, Unfused | None):
+            raise NotImplementedError(
+                f"{op}: score_mod runs unfused: expected schedule=None or Unfused(), and one "
+                "pattern or a sequence of one for each head"
+            )
+        params["schedule"] = Unfused()
     if len(heads) == 1 or all(one is heads[0] for one in heads):
         if isinstance(bias, Sequence) and len(heads) > 1:
             bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)
         bias = as_bias(op, bias, heads[0].values.shape[len(leading_axes(heads[0])) :], q)
-        out, lse = _attention(q, k, v, heads[0], bias, sinks, lengths, **params)
+        if score_mod is not None:
+            compute = partial(_computed, score_mod=of_entries(score_mod, 0))
+        out, lse = compute(q, k, v, heads[0], bias, sinks, terms, **params)
     else:
         each: Sequence = [None] * len(heads) if bias is None else bias
         if not isinstance(each, Sequence) or len(each) != len(heads):
@@ -170,37 +231,47 @@ def sparse_attention(
             mine = [q[:, :, h : h + 1], *(x[:, :, h // group : h // group + 1] for x in (k, v))]
             own = as_bias(op, each[h], one.values.shape, mine[0])
             sink = sinks if absent(sinks) else sinks[:, h : h + 1]
-            results.append(_attention(*mine, one, own, sink, lengths, **params))
+            if score_mod is not None:
+                compute = partial(_computed, score_mod=of_entries(score_mod, h))
+            results.append(compute(*mine, one, own, sink, of_head(terms, h), **params))
         out, lse = (jnp.concatenate(parts, axis=2) for parts in zip(*results, strict=True))
     if not batched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
 
 
-@partial(jax.jit, static_argnames=("scale", "is_causal", "schedule"), inline=True)
-def _attention(
+def _computed(
     q: Any,
     k: Any,
     v: Any,
     pattern: SparseArray,
     bias: Any,
     sinks: Any,
-    lengths: Any,
+    terms: dict[str, Any],
     *,
     scale: float,
     is_causal: bool,
+    softcap: float,
+    dropout: float,
     schedule: Schedule | None,
+    **score_mod: Any,
 ) -> list:
     arrays: Any = lambda pattern: structure(require_arrays(pattern))  # noqa: E731
     arrays = jax.vmap(arrays) if leading_axes(pattern) else arrays
-    operands = (q, k, v, bias, sinks, lengths, *arrays(pattern))
+    names = Forward._fields[-unfused.STRUCTURE :]
+    index_arrays = dict(zip(names, arrays(pattern), strict=True))
+    operands = Forward(q=q, k=k, v=v, bias=bias, sinks=sinks, **terms, **index_arrays)
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
     params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
-    params |= static_of(pattern)
+    params |= dict(softcap=softcap, dropout=dropout) | static_of(pattern)
     if isinstance(schedule, Unfused):
         forward = unfused.by_structure(unfused.forward, Forward)
-        return forward(*operands, **params | dict(schedule=None))
+        return forward(*operands, **params | dict(schedule=None), **score_mod)
     return bind(attention_p, *operands, **params)
+
+
+_STATIC = ("scale", "is_causal", "softcap", "dropout", "schedule")
+_attention = jax.jit(_computed, static_argnames=_STATIC, inline=True)
 
 
 # The operands of the three primitives are `Forward`, `Tangent` and `Backward` of
@@ -210,14 +281,13 @@ def _attention(
 # computed unfused.
 
 
-def _abstract_eval(
-    q: Any, k: Any, v: Any, bias: Any, sinks: Any, lengths: Any, *arrays: Any, **params: Any
-) -> list:
+def _abstract_eval(*operands: Any, **params: Any) -> list:
+    q, k, v = operands[:3]
     assert (
         q.dtype == k.dtype == v.dtype and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0
     )
     assert (q.shape[1], k.shape[1]) == params["shape"] and k.shape[1:3] == v.shape[1:3]
-    batch = joint_batch(*(x.shape[0] for x in (q, k, v, bias, sinks, lengths)))
+    batch = joint_batch(*(x.shape[0] for x in unfused.data(operands)))
     rows = (batch, *q.shape[1:3])
     wide = jnp.dtype(accumulator(q.dtype))
     return [out_aval(q, (*rows, v.shape[3]), q.dtype), out_aval(q, rows, wide)]
@@ -229,13 +299,16 @@ def _tangent_abstract_eval(*operands: Any, **params: Any) -> list:
     return [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (of.out, of.lse)]
 
 
-def _backward_abstract_eval(*operands: Any, wrt_bias: bool, **params: Any) -> list:
+def _backward_abstract_eval(*operands: Any, wrt_bias: bool, wrt_terms: bool, **params: Any) -> list:
     of = Backward(*operands)
     batch, length = unfused.backward_batch(*of), params["vector_length"]
     dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (of.q, of.k, of.v)]
     vector = () if length is None else (length,)
     stored = (batch, of.q.shape[2], of.column_indices.shape[-1], *vector)
-    return [*dense, out_aval(of.lse, stored if wrt_bias else (1, 0), of.lse.dtype)]
+    shapes = [stored if wrt_bias else (1, 0)]
+    for term in (of.slopes, of.table):
+        shapes.append((batch, *term.shape[1:]) if wrt_terms and not absent(term) else (1, 0))
+    return [*dense, *(out_aval(of.lse, shape, of.lse.dtype) for shape in shapes)]
 
 
 def _plan(
@@ -244,17 +317,24 @@ def _plan(
     shape: tuple[int, int],
     vector_length: int | None,
     schedule: Schedule | None,
+    terms: bool,
 ) -> tuple[CpuTile | OctetTile, AttentionPlan]:
-    """The schedule of the CPU kernels and the layout of their work, from the operands' avals."""
+    """The schedule of the CPU kernels and the layout of their work, from the operands' avals; those
+    of matrix tiles know no `terms`."""
     q, k, v = of.q, of.k, of.v
     problem = attention_problem(q, of.column_indices, batch, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile, OctetTile)
     assert isinstance(tile, CpuTile | OctetTile)
     key_batch = joint_batch(k.shape[0], v.shape[0])
     widths = (q.shape[3], v.shape[3])
-    if isinstance(tile, OctetTile) and v.shape[3] > CPU_DEPTH:  # not part of a problem
+    if isinstance(tile, OctetTile) and (v.shape[3] > CPU_DEPTH or terms):  # not part of a problem
         if schedule is not None:
             check_depth(tile, v.shape[3])
+        if schedule is not None and terms:
+            raise NotImplementedError(
+                "sparse_attention: matrix tiles have no soft cap, distances, segments or dropout; "
+                "schedule=None or a CpuTile has them"
+            )
         tile = CpuTile()
     if max(widths) > _MOST_WIDE:
         raise NotImplementedError(
@@ -272,11 +352,14 @@ def _cpu(
     vector_length: Any,
     checked: bool,
     schedule: Any,
+    softcap: float,
+    dropout: float,
     statistics: Any = None,
     **of: Any,
 ) -> Any:
     avals = Forward(*ctx.avals_in)
-    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
+    terms = unfused.has_terms(avals, softcap)
+    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule, terms)
     if isinstance(tile, OctetTile):
         target, attrs = "sgap_attention_octet_v1", dict(chunk_nonzeros=CPU_TASK, pack=plan.packed)
     else:
@@ -286,7 +369,16 @@ def _cpu(
     if schedule is None and plan.key_pieces > 1:
         nonzeros = max(attrs["chunk_nonzeros"], plan.nonzeros)
         attrs |= dict(chunk_nonzeros=nonzeros, key_pieces=plan.key_pieces)
-    return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
+    if terms:
+        target = "sgap_attention_cvs_v2"
+        attrs = dict(key_pieces=1) | attrs | _term_attributes(softcap, dropout)
+    given = unfused.of_kernel(Forward, operands, terms)
+    return ffi_lowering(target, ctx, given, **attrs, **of)
+
+
+def _term_attributes(softcap: float, dropout: float) -> dict:
+    kept, factor = unfused.kept_numbers(dropout)
+    return dict(softcap=softcap, kept=kept, keep_scale=factor)
 
 
 def _backward_cpu(
@@ -296,16 +388,26 @@ def _backward_cpu(
     vector_length: Any,
     checked: bool,
     schedule: Any,
+    softcap: float,
+    dropout: float,
+    wrt_terms: bool,
     statistics: Any = None,
     **of: Any,
 ) -> Any:
     avals = Backward(*ctx.avals_in)
-    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
+    terms = unfused.has_terms(avals, softcap)
+    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule, terms)
     attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces)
     attrs |= dict(pack=plan.backward_packed)
     kind = "octet" if isinstance(tile, OctetTile) else "cvs"
-    target = f"sgap_attention_backward_{kind}_v1"
-    return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
+    target, given = f"sgap_attention_backward_{kind}_v1", unfused.of_kernel(Backward, operands)
+    if not terms:
+        *results, _, _ = ctx.avals_out
+        found = ffi_lowering(target, ctx.replace(avals_out=results), given, **attrs, **of)
+        return [*found, *launches.nothing(ctx, ctx.avals_out[-2:])]
+    target, given = "sgap_attention_backward_cvs_v2", unfused.of_kernel(Backward, operands, terms)
+    attrs |= _term_attributes(softcap, dropout)
+    return ffi_lowering(target, ctx, given, **attrs, **of)
 
 
 def _of_each_structure(primitive: Any, plain: Any, of: type) -> Any:
@@ -341,25 +443,25 @@ def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tu
     return batch_rule(primitive, data, [*own, *every], [*axes, *[None] * len(every)], **params)
 
 
-def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:
-    sinks, lengths, *arrays = operands
-    shape, length = params["shape"], params["vector_length"]
-    compact, entry, _ = compact_structure(shape, length, arrays)
-    bias = bias if absent(bias) else bias[:, :, entry]
-    return bind(attention_p, q, k, v, bias, sinks, lengths, *compact, **params | {"checked": True})
+def _compact(*operands: Any, **params: Any) -> list:
+    x, arrays = Forward(*operands), operands[-unfused.STRUCTURE :]
+    compact, entry, _ = compact_structure(params["shape"], params["vector_length"], arrays)
+    x = x if absent(x.bias) else x._replace(bias=x.bias[:, :, entry])
+    return bind(attention_p, *unfused.data(x), *compact, **params | {"checked": True})
 
 
 def _backward_compact(*operands: Any, **params: Any) -> list:
-    dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
-    shape, length = params["shape"], params["vector_length"]
-    compact, entry, place = compact_structure(shape, length, arrays)
-    bias = bias if absent(bias) else bias[:, :, entry]
-    operands = (dout, dlse, q, k, v, bias, lengths, out, lse)
-    *grads, dbias = bind(attention_backward_p, *operands, *compact, **params | {"checked": True})
+    x, arrays = Backward(*operands), operands[-unfused.STRUCTURE :]
+    compact, entry, place = compact_structure(params["shape"], params["vector_length"], arrays)
+    x = x if absent(x.bias) else x._replace(bias=x.bias[:, :, entry])
+    checked = params | {"checked": True}
+    *grads, dbias, dslopes, dtable = bind(
+        attention_backward_p, *unfused.data(x), *compact, **checked
+    )
     if params["wrt_bias"]:
         heads = dbias.reshape(-1, *dbias.shape[2:])
         dbias = at_places(heads, place).reshape(dbias.shape)
-    return [*grads, dbias]
+    return [*grads, dbias, dslopes, dtable]
 
 
 def _or_absent(tangents: Sequence, like: Sequence) -> list:
@@ -368,11 +470,12 @@ def _or_absent(tangents: Sequence, like: Sequence) -> list:
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     results = bind(attention_p, *primals, **params)
-    tangents = tangents[:5]  # lengths have none
+    count = unfused.LINEAR[Tangent]
+    tangents = tangents[:count]  # the others are integers
     if all(t is None for t in tangents):
         return results, None
     own, structure = unfused.data(primals), primals[-unfused.STRUCTURE :]
-    of = Tangent(*_or_absent(tangents, own[:5]), *own, *results, *structure)
+    of = Tangent(*_or_absent(tangents, own[:count]), *own, *results, *structure)
     return results, bind(attention_tangent_p, *of, **params)
 
 
@@ -422,20 +525,24 @@ def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict)
 
 def _tangent_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
     dout, dlse = cotangents
-    *linear, q, k, v, bias, sinks, lengths, out, lse = unfused.data(operands)
-    arrays = operands[-unfused.STRUCTURE :]
-    wide = accumulator(out.dtype)
-    wrt = [i for i, x in enumerate(linear) if is_linear_operand(x)]
-    bias_is, sinks_are = (i in wrt and not absent(operands[i].aval) for i in (3, 4))
-    given = (dout, dlse, q, k, v, bias, lengths, out, lse, *arrays)
-    grads = bind(attention_backward_p, *given, wrt_bias=bias_is, **params)
-    dbias, dsinks = no_array(wide), no_array(wide)
-    if bias_is:
-        dbias = grads[3] if bias.shape[1] == q.shape[2] else grads[3].sum(1, keepdims=True)
-    if sinks_are:
-        share = unfused.sink_share(sinks, lse)
-        dsinks = -(share * unfused.delta(dout, out, dlse)).sum(1)
-    found = [*grads[:3], dbias, dsinks]
+    x, linear = Tangent(*operands), operands[: unfused.LINEAR[Tangent]]
+    wide = accumulator(x.out.dtype)
+    wrt = [i for i, one in enumerate(linear) if is_linear_operand(one)]
+    of = {
+        name: i in wrt and not absent(operands[i].aval)
+        for i, name in enumerate(Tangent._fields[: len(linear)])
+    }
+    own = {name: getattr(x, name) for name in Backward._fields if name not in ("dout", "dlse")}
+    given = Backward(dout=dout, dlse=dlse, **own)
+    asked = dict(wrt_bias=of["dbias"], wrt_terms=of["dslopes"] or of["dtable"])
+    dq, dk, dv, dbias, *terms = bind(attention_backward_p, *given, **asked, **params)
+    dsinks = no_array(wide)
+    if of["dbias"]:
+        dbias = dbias if x.bias.shape[1] == x.q.shape[2] else dbias.sum(1, keepdims=True)
+    if of["dsinks"]:
+        share = unfused.sink_share(x.sinks, x.lse)
+        dsinks = -(share * unfused.delta(dout, x.out, dlse)).sum(1)
+    found = [dq, dk, dv, dbias, dsinks, *terms]
     return {
         i: no_array(x.dtype) if absent(operands[i].aval) else x
         for i, x in enumerate(found)

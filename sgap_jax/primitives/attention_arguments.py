@@ -1,18 +1,20 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import as_array, saturated
+from sgap_jax.formats.checks import INT32_MAX, as_array, check_concrete, check_flag, saturated
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.primitives.attention_unfused import no_array
+from sgap_jax.primitives.attention_unfused import absent, mixed, no_array, scattered
 from sgap_jax.schedules import Problem
 
 
@@ -139,6 +141,133 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
         )
     # A negative length means no keys; kernels may compare it as an unsigned number.
     return jnp.maximum(saturated(lengths).reshape(-1, 1), 0)
+
+
+def as_softcap(op: str, softcap: Any) -> float:
+    """The cap as a number; 0 for None."""
+    if softcap is None:
+        return 0.0
+    check_concrete(softcap, "softcap", op, "a soft cap is static: make it outside jit")
+    if not math.isfinite(softcap) or softcap <= 0:
+        raise ValueError(f"{op}: softcap must be a positive number, got {softcap}")
+    return float(softcap)
+
+
+def as_terms(
+    op: str,
+    q: Any,
+    k: Any,
+    *,
+    alibi_slopes: Any,
+    relative_bias: Any,
+    segment_ids: Any,
+    kv_segment_ids: Any,
+    query_offset: Any,
+    dropout_rate: Any,
+    dropout_rng: Any,
+    broadcast_dropout: Any,
+) -> dict[str, jax.Array]:
+    """The operands of `attention_unfused.TERMS`, by name."""
+    (B, L, H, _), S, wide = q.shape, k.shape[1], accumulator(q.dtype)
+    found = {name: no_array(wide) for name in ("slopes", "table")}
+    found |= {name: no_array(jnp.int32) for name in ("query_segments", "key_segments", "offset")}
+    found["seeds"] = no_array(jnp.uint32)
+    if alibi_slopes is not None:
+        slopes = jnp.asarray(alibi_slopes)
+        if slopes.shape != (H,) or not jnp.issubdtype(slopes.dtype, jnp.floating):
+            got = f"{list(slopes.shape)} of {slopes.dtype}"
+            raise ValueError(f"{op}: alibi_slopes must be floats of shape [{H}], got {got}")
+        found["slopes"] = slopes.astype(wide).reshape(1, H, 1)
+    if relative_bias is not None:
+        table = jnp.asarray(relative_bias)
+        fits = table.ndim in (1, 2) and table.shape[:-1] in ((), (1,), (H,)) and table.shape[-1] > 0
+        if not fits or not jnp.issubdtype(table.dtype, jnp.floating):
+            got = f"{list(table.shape)} of {table.dtype}"
+            raise ValueError(
+                f"{op}: relative_bias must be floats of shape [R] or [{H}, R], got {got}"
+            )
+        found["table"] = jnp.broadcast_to(table.astype(wide), (1, H, table.shape[-1]))
+    if segment_ids is not None:
+        keys = segment_ids if kv_segment_ids is None else kv_segment_ids
+        found["query_segments"] = _segments(op, "segment_ids", segment_ids, B, L, -1)
+        name = "segment_ids of the keys" if kv_segment_ids is None else "kv_segment_ids"
+        found["key_segments"] = _segments(op, name, keys, B, S, -2)
+    elif kv_segment_ids is not None:
+        raise ValueError(f"{op}: segment_ids: expected with kv_segment_ids, got None")
+    if query_offset is not None:
+        offset = as_array(query_offset)
+        if offset.shape not in ((), (1,), (B,)) or not jnp.issubdtype(offset.dtype, jnp.integer):
+            got = f"{list(offset.shape)} of {offset.dtype}"
+            raise ValueError(f"{op}: query_offset must be integers of shape [{B}], got {got}")
+        # Distances then fit in int32.
+        clip: Any = jnp.clip if isinstance(offset, jax.Array) else np.clip
+        least = 0 if jnp.issubdtype(offset.dtype, jnp.unsignedinteger) else -(2**30)
+        offset = clip(_widened(offset), least, 2**30)
+        found["offset"] = jnp.asarray(offset, jnp.int32).reshape(-1, 1)
+    advice = "the rate is static: make it outside jit"
+    check_concrete(dropout_rate, "dropout_rate", op, advice)
+    if not 0 <= dropout_rate <= 1:
+        raise ValueError(f"{op}: dropout_rate must be in [0, 1], got {dropout_rate}")
+    if dropout_rate > 0:
+        if dropout_rng is None:
+            raise ValueError(f"{op}: dropout_rng: expected with a dropout_rate of {dropout_rate}")
+        shape = (1, 1) if check_flag(broadcast_dropout, "broadcast_dropout", op) else (B, H)
+        found["seeds"] = _seeds(op, dropout_rng, shape, H)
+    return found
+
+
+def _widened(x: Any) -> Any:
+    """Integers of at least 32 bits."""
+    return x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
+
+
+def _segments(op: str, name: str, ids: Any, batch: int, size: int, nothing: int) -> jax.Array:
+    """Segments [B|1, size] int32; `nothing`, which is no segment, for those that see nothing."""
+    ids = as_array(ids)
+    shapes = ((size,), (1, size), (batch, size))
+    if ids.shape not in shapes or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"{op}: {name} must be integers of shape [{batch}, {size}] or [{size}], got "
+            f"{list(ids.shape)} of {ids.dtype}"
+        )
+    ids = _widened(ids)
+    inside = (ids >= 0) & (ids <= INT32_MAX)
+    return jnp.where(inside, ids, nothing).astype(jnp.int32).reshape(-1, size)
+
+
+def _seeds(op: str, rng: Any, shape: tuple[int, int], heads: int) -> jax.Array:
+    """Two numbers for each sequence and head, [B|1, heads, 2] uint32."""
+    if not hasattr(rng, "dtype") or jnp.issubdtype(rng.dtype, jnp.integer) and rng.ndim == 0:
+        rng = jax.random.key(rng)
+    base = jax.random.bits(rng, (2,), jnp.uint32)
+    place = jax.lax.iota(jnp.uint32, shape[0])[:, None] * jnp.uint32(heads)
+    place = place + jax.lax.iota(jnp.uint32, shape[1])[None]
+    both = [mixed(scattered(place, base[i]), jnp.uint32(i)) for i in range(2)]
+    return jnp.broadcast_to(jnp.stack(both, -1), (shape[0], heads, 2))
+
+
+def of_head(terms: dict[str, jax.Array], head: int) -> dict[str, jax.Array]:
+    """The operands of one head, from those of `as_terms`."""
+    own = ("slopes", "table", "seeds")
+    return {
+        name: x[:, head : head + 1] if name in own and not absent(x) else x
+        for name, x in terms.items()
+    }
+
+
+def of_entries(score_mod: Callable, first: int) -> Callable:
+    """`score_mod` of scalars as a function of scores [B, H, ...], rows and columns [...] of the
+    entries, of the heads from `first` on."""
+
+    def modified(s: Any, rows: Any, columns: Any) -> Any:
+        b, h = positions(s.shape[0]), positions(s.shape[1]) + first
+        of_entries = jax.vmap(score_mod, (0, None, None, 0, 0))
+        of_heads = jax.vmap(of_entries, (0, None, 0, None, None))
+        of_all = jax.vmap(of_heads, (0, 0, None, None, None))
+        flat = s.reshape(*s.shape[:2], -1)
+        return of_all(flat, b, h, rows.reshape(-1), columns.reshape(-1)).reshape(s.shape)
+
+    return modified
 
 
 def attention_problem(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +31,16 @@ from sgap_jax.primitives._define import (
 )
 from sgap_jax.primitives._row_pieces import lowered_work_list
 from sgap_jax.primitives.attention_arguments import attention_problem
-from sgap_jax.primitives.attention_unfused import Backward, Forward, absent, data, delta, of_kernel
+from sgap_jax.primitives.attention_unfused import (
+    Backward,
+    Forward,
+    absent,
+    data,
+    delta,
+    has_terms,
+    no_array,
+    of_kernel,
+)
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
 
 # Of the rows of the pattern and of its columns, for the choice of a tile.
@@ -45,12 +55,16 @@ def forward(
     checked: bool,
     scale: float,
     is_causal: bool,
+    softcap: float,
+    dropout: float,
     schedule: Schedule | None,
     statistics: Statistics = None,
 ) -> Any:
     """attention_p as one launch, or two where long rows are cut; None where its schedule is
-    `Unfused`."""
+    `Unfused`, and for terms that the kernels do not know."""
     avals = Forward(*ctx.avals_in)
+    if has_terms(avals, softcap):
+        return None
     named = dict(zip(Forward._fields, data(avals), strict=False))
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
@@ -59,7 +73,7 @@ def forward(
     if tile is None:
         return None
     call = forward_plan(problem, tile, shapes, scale)
-    given, types = of_kernel(operands), of_kernel(avals)
+    given, types = of_kernel(Forward, operands), of_kernel(Forward, avals)
     if (work := rows_work(problem, tile)) is None:
         return launch_lowering(ctx, call, given, types)
     *dense, offsets, indices = given
@@ -86,13 +100,19 @@ def backward(
     checked: bool,
     scale: float,
     is_causal: bool,
+    softcap: float,
+    dropout: float,
     wrt_bias: bool,
+    wrt_terms: bool,
     schedule: Schedule | None,
     statistics: Statistics = None,
 ) -> Any:
     """attention_backward_p as two launches, one by rows and one by keys, and one more for each
-    gradient of which long rows are cut; None where its schedule is `Unfused`."""
+    gradient of which long rows are cut; None where its schedule is `Unfused`, and for terms that
+    the kernels do not know."""
     x, avals = Backward(*operands), Backward(*ctx.avals_in)
+    if has_terms(avals, softcap):
+        return None
     sizes = joint_batch(*(a.shape[0] for a in (avals.dout, avals.out, avals.dlse)))
     deltas = jax.core.ShapedArray((sizes, *avals.lse.shape[1:]), avals.lse.dtype)
     named = {"dout": avals.dout, "delta": deltas, "q": avals.q, "k": avals.k, "v": avals.v}
@@ -107,7 +127,7 @@ def backward(
     of_delta = (x.dout, x.out, x.dlse), (avals.dout, avals.out, avals.dlse)
     (found,) = jax_lowering(inner, delta, *of_delta)
     dense = [x.dout, found, x.q, x.k, x.v, x.bias, x.lengths, x.lse]
-    dq, dk, dv, dbias = ctx.avals_out
+    dq, dk, dv, dbias, *terms = ctx.avals_out
     of_dense = [*named.values()]
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
     work = rows_work(problem, tile)
@@ -127,7 +147,15 @@ def backward(
     group = keys_of_piece(problem, by_keys, shapes)
     of_sums = [(group * shapes.key_heads, depth) for depth in (problem.n, shapes.value_depth)]
     keys = _merged(ctx, call, (dense, of_dense), transposed, [dk, dv], work, plans, of_sums, group)
-    return [rows[0], *keys, rows[1]]
+    return [rows[0], *keys, rows[1], *nothing(ctx, terms)]
+
+
+def nothing(ctx: Any, avals: Sequence) -> list:
+    """Lowered results that a call does not have, [1, 0]."""
+    return [
+        jax_lowering(ctx.replace(avals_out=[aval]), partial(no_array, aval.dtype), (), ())[0]
+        for aval in avals
+    ]
 
 
 def _merged(

@@ -2,22 +2,27 @@
 
 In one head, with s the scores of the stored entries:
 
-    s   = scale Q K^T + bias            -inf where masked
+    s   = cap(scale Q K^T) + bias - slope |d| + table[d]      -inf where masked
     lse = log(sum_row exp(s) + exp(sink))
-    p   = exp(s - lse),  O = P V
+    p   = exp(s - lse),  O = (m P) V
 
-The tangents dO and dlse, from (dQ, dK, dV, dbias, dsink):
+where cap(x) = softcap tanh(x / softcap), d = j - i - offset, and m is 0 at entries that dropout
+leaves out and 1 / (1 - rate) elsewhere. The tangents dO and dlse, from (dQ, dK, dV, dbias, dsink,
+dslope, dtable):
 
-    ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
-    dO = (p ds) V + P dV - dlse O
+    ds = cap' scale (dQ K^T + Q dK^T) + dbias - dslope |d| + dtable[d]
+    dlse = sum_row p ds + exp(sink - lse) dsink,  dO = (m p ds) V + (m P) dV - dlse O
 
 The transpose, from cotangents dO and dlse, with delta = sum_row dO O - dlse:
 
-    ds = p (dO V^T - delta),  dbias = ds,  dQ = scale ds K,  dK = scale ds^T Q,  dV = P^T dO
+    ds = p (m dO V^T - delta),  dbias = ds,  dslope = -sum |d| ds,  dtable[d] = sum ds
+    dQ = scale cap' ds K,  dK = scale (cap' ds)^T Q,  dV = (m P)^T dO
 
 Every step is an operation with derivatives of its own, so these are differentiable to any order.
 Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `sinks` [B|1, heads],
-`lengths` [B|1, 1]; an absent one of these three, or an absent tangent, is [1, 0].
+`slopes` [B|1, heads, 1], `table` [B|1, heads, range], `lengths` and `offset` [B|1, 1],
+`query_segments` [B|1, L], `key_segments` [B|1, S], `seeds` [B|1, heads, 2] uint32; an absent one
+of these, or an absent tangent, is [1, 0].
 """
 
 from collections.abc import Callable
@@ -48,7 +53,13 @@ class Forward(NamedTuple):
     v: Any
     bias: Any
     sinks: Any
+    slopes: Any
+    table: Any
     lengths: Any
+    query_segments: Any
+    key_segments: Any
+    offset: Any
+    seeds: Any
     row_offsets: Any
     column_indices: Any
     column_offsets: Any
@@ -57,19 +68,27 @@ class Forward(NamedTuple):
 
 
 class Tangent(NamedTuple):
-    """The operands of attention_tangent_p -> dout, dlse, which is linear in the first five."""
+    """The operands of attention_tangent_p -> dout, dlse, which is linear in the first seven."""
 
     dq: Any
     dk: Any
     dv: Any
     dbias: Any
     dsinks: Any
+    dslopes: Any
+    dtable: Any
     q: Any
     k: Any
     v: Any
     bias: Any
     sinks: Any
+    slopes: Any
+    table: Any
     lengths: Any
+    query_segments: Any
+    key_segments: Any
+    offset: Any
+    seeds: Any
     out: Any
     lse: Any
     row_offsets: Any
@@ -80,8 +99,8 @@ class Tangent(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """The operands of attention_backward_p -> dq, dk, dv, dbias, which is linear in the first two.
-    Kernels take the fields up to `column_indices`."""
+    """The operands of attention_backward_p -> dq, dk, dv, dbias, dslopes, dtable, linear in the
+    first two. Kernels take the fields up to `column_indices`."""
 
     dout: Any
     dlse: Any
@@ -89,7 +108,13 @@ class Backward(NamedTuple):
     k: Any
     v: Any
     bias: Any
+    slopes: Any
+    table: Any
     lengths: Any
+    query_segments: Any
+    key_segments: Any
+    offset: Any
+    seeds: Any
     out: Any
     lse: Any
     row_offsets: Any
@@ -100,7 +125,7 @@ class Backward(NamedTuple):
 
 
 STRUCTURE = 5  # index arrays at the end of each; the operands before them have a batch axis
-LINEAR = {Tangent: 5, Backward: 2}  # the first operands, in which the results are linear
+LINEAR = {Tangent: 7, Backward: 2}  # the first operands, in which the results are linear
 
 
 def data(operands: tuple) -> tuple:
@@ -108,9 +133,46 @@ def data(operands: tuple) -> tuple:
     return operands[:-STRUCTURE]
 
 
-def of_kernel(operands: tuple) -> tuple:
-    """The operands that the kernels take: the structure by rows, and not by columns."""
-    return operands[:-3]
+# What only some calls have, and only the CPU's kernels of version 2 take, after the others.
+TERMS = ("slopes", "table", "query_segments", "key_segments", "offset", "seeds")
+
+
+def of_kernel(of: Any, operands: tuple, terms: bool = False) -> tuple:
+    """The operands that the kernels take: those of the class `of` without `TERMS`, these if asked
+    for, and the structure by rows."""
+    named = dict(zip(of._fields, operands, strict=True))
+    own = [named[name] for name in of._fields[:-STRUCTURE] if name not in TERMS]
+    further = [named[name] for name in TERMS] if terms else []
+    return (*own, *further, named["row_offsets"], named["column_indices"])
+
+
+def has_terms(operands: Any, softcap: float) -> bool:
+    """Whether a call has a soft cap or one of `TERMS`."""
+    return softcap != 0 or any(not absent(getattr(operands, name)) for name in TERMS)
+
+
+# Multiplies numbers so that neighbours lie far apart: 2^32 over the golden ratio.
+_GOLDEN = 0x9E3779B9
+
+
+def mixed(x: Any, between: Any) -> Any:
+    """uint32 numbers each bit of which depends on all of x and `between`: a bijection in x. As
+    cpu/attention/attention_terms.h computes it."""
+    x = x ^ (x >> 16)
+    x = x * jnp.uint32(0x7FEB352D) + between
+    x = x ^ (x >> 15)
+    x = x * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def scattered(x: Any, seed: Any) -> Any:
+    return jnp.asarray(x).astype(jnp.uint32) * jnp.uint32(_GOLDEN) + seed
+
+
+def kept_numbers(rate: float) -> tuple[int, float]:
+    """(how many of 2^32 random numbers keep an entry, the factor of kept ones) for dropout."""
+    kept = min(round((1 - rate) * 2**32), 2**32 - 1)
+    return kept, 0.0 if rate == 1 else 1 / (1 - rate)
 
 
 def absent(x: Any) -> bool:
@@ -121,12 +183,16 @@ def no_array(dtype: Any) -> Any:
     return jnp.zeros((1, 0), dtype)
 
 
-# Where the operands and results of the three primitives have their heads; lengths have none.
-_HEADS = {"bias": 1, "sinks": 1, "dbias": 1, "dsinks": 1, "lengths": None}
+# Where the operands and results of the three primitives have their heads; None: they have none.
+_HEADS: dict[str, int | None] = {
+    name: 1 for name in ("bias", "sinks", "slopes", "table", "dbias", "dsinks", "dslopes", "dtable")
+}
+_HEADS |= {"seeds": 1, "lengths": None, "query_segments": None, "key_segments": None}
+_HEADS |= {"offset": None}
 RESULTS = {
     Forward: ("out", "lse"),
     Tangent: ("dout", "dlse"),
-    Backward: ("dq", "dk", "dv", "dbias"),
+    Backward: ("dq", "dk", "dv", "dbias", "dslopes", "dtable"),
 }
 
 
@@ -152,7 +218,7 @@ def by_structure(function: Callable, of: Any) -> Callable:
             return [x[0] for x in function(*data, *operands[len(own) :], **params)]
 
         found = over(batch, partial(over, count, one), *split, *structures)
-        axes = [1 if name == "dbias" else 2 for name in RESULTS[of]]
+        axes = [_HEADS.get(name) or 2 for name in RESULTS[of]]
         return [_together(x, axis) for x, axis in zip(found, axes, strict=True)]
 
     return mapped
@@ -179,7 +245,8 @@ def _together(x: Any, axis: int) -> Any:
 # The axes of arrays, by which calls are split over devices: c structures for each sequence, g heads
 # of keys for each structure, r heads of q for each of these.
 _AXES = {"k": "b _ (c g) _", "v": "b _ (c g) _", "lengths": "b"}
-_AXES |= {"lse": "b _ (c g r)", "bias": "b (c g r)", "sinks": "b (c g r)"}
+_AXES |= {"lse": "b _ (c g r)", "offset": "b", "query_segments": "b", "key_segments": "b"}
+_AXES |= {name: "b (c g r)" for name in ("bias", "sinks", "slopes", "table", "seeds")}
 
 
 def axes(of: Any, operands: Any, results: Any, params: dict) -> Axes:
@@ -222,6 +289,8 @@ class Composition:
         checked: bool,
         scale: float,
         is_causal: bool,
+        softcap: float,
+        dropout: float,
         schedule: Schedule | None,
         statistics: Any = None,
     ) -> None:
@@ -243,6 +312,7 @@ class Composition:
             self.rows = vectors.positions(self.A)[1].reshape(self.stored)
             self.columns = jnp.broadcast_to(column_indices[:, None], self.stored)
         self.scale, self.is_causal, self.schedule = scale, is_causal, derived(schedule)
+        self.softcap, self.dropout = softcap, dropout
 
     def sampled(self, x: Any, y: Any, scale: float | None = None) -> Any:
         """(scale) X Y^T at the entries: [B, L, H, d] and [B, S, Hk, d] -> [B, H, ...]."""
@@ -277,27 +347,86 @@ class Composition:
             return jnp.zeros((x.shape[0], x.shape[2], *self.stored), x.dtype)
         return jnp.moveaxis(x, 2, 1)[:, :, jnp.minimum(self.rows, x.shape[1] - 1)]
 
-    def scores(self, q: Any, k: Any, bias: Any, lengths: Any) -> Any:
-        """The scores s of the entries, -inf at masked entries and in the padding: [B, H, ...]."""
-        s = self.sampled(q, k, self.scale)
-        if not absent(bias):
-            shape = (joint_batch(s.shape[0], bias.shape[0]), *s.shape[1:])
-            s = jnp.broadcast_to(s, shape) + jnp.broadcast_to(bias, shape)
+    def scores(self, q: Any, k: Any, x: Any) -> tuple[Any, Any]:
+        """(s, curb): the scores of the entries, -inf at masked entries and in the padding, and the
+        derivatives of the soft cap, or None: [B, H, ...]. `x` has all operands by name."""
+        s, curb = self.sampled(q, k, self.scale), None
+        if self.softcap:
+            cap = jnp.asarray(self.softcap, s.dtype)
+            t = jnp.tanh(s / cap)
+            s, curb = cap * t, 1 - t * t
+        for more in (x.bias, self.of_distances(x.slopes, x.table, x.offset)):
+            if more is not None and not absent(more):
+                shape = (joint_batch(s.shape[0], more.shape[0]), *s.shape[1:])
+                s = jnp.broadcast_to(s, shape) + jnp.broadcast_to(more, shape)
         kept = (self.rows < self.A.shape[0])[None]
         if not self.A.is_checked:
             kept = kept & (self.columns >= 0)[None]
         if self.is_causal:
-            kept = kept & (self.columns <= self.rows)[None]
-        if not absent(lengths):
-            ends = lengths.reshape(-1, *(1 for _ in self.stored))
+            kept = kept & (self.distances(x.offset) <= 0)
+        if not absent(x.lengths):
+            ends = x.lengths.reshape(-1, *(1 for _ in self.stored))
             kept = kept & (self.columns[None] < ends)
+        if not absent(x.query_segments) and not absent(x.key_segments):
+            own = x.query_segments.at[:, self.rows].get(mode="clip")
+            kept = kept & (own == x.key_segments.at[:, self.columns].get(mode="clip"))
         kept = kept[:, None]
         shape = (joint_batch(s.shape[0], kept.shape[0]), *s.shape[1:])
         minus = jnp.asarray(-jnp.inf, s.dtype)
-        return jnp.where(
-            jnp.broadcast_to(kept, shape),
-            jnp.broadcast_to(s, shape),
-            jnp.broadcast_to(minus, shape),
+        s, kept = jnp.broadcast_to(s, shape), jnp.broadcast_to(kept, shape)
+        return jnp.where(kept, s, jnp.broadcast_to(minus, shape)), curb
+
+    def distances(self, offset: Any) -> Any:
+        """d = j - i - offset: [B|1, ...]."""
+        d = (self.columns - self.rows)[None]
+        return d if absent(offset) else d - offset.reshape(-1, *(1 for _ in self.stored))
+
+    def places(self, offset: Any, table: Any) -> Any:
+        """Where the distances are in a table: [B|1, ...]."""
+        half, size = table.shape[2] // 2, table.shape[2]
+        return jnp.clip(self.distances(offset), -half, size - 1 - half) + half
+
+    def of_distances(self, slopes: Any, table: Any, offset: Any) -> Any:
+        """-slope |d| + table[d]: [B|1, heads, ...]; None where both are absent. Linear in these."""
+        found = None
+        if not absent(slopes):
+            far = jnp.abs(self.distances(offset)).astype(slopes.dtype)[:, None]
+            found = -slopes.reshape(*slopes.shape[:2], *(1 for _ in self.stored)) * far
+        if not absent(table):
+            places = self.places(offset, table)
+            batch = joint_batch(table.shape[0], places.shape[0])
+            taken = over(batch, lambda one, place: one[:, place], table, places)
+            found = taken if found is None else found + taken
+        return found
+
+    def of_terms(self, ds: Any, x: Any) -> list:
+        """The gradients [dslopes, dtable] from those of the scores; [1, 0] for an absent one."""
+        found = [no_array(ds.dtype)] * 2
+        if not absent(x.slopes):
+            far = jnp.abs(self.distances(x.offset)).astype(ds.dtype)[:, None]
+            total = (ds * jnp.broadcast_to(far, (far.shape[0], *ds.shape[1:]))).reshape(
+                *ds.shape[:2], -1
+            )
+            found[0] = -total.sum(2, keepdims=True)
+        if not absent(x.table):
+            empty = jnp.zeros(x.table.shape[1:], ds.dtype)
+            one = lambda ds, place: empty.at[:, place].add(ds)  # noqa: E731
+            found[1] = over(ds.shape[0], one, ds, self.places(x.offset, x.table))
+        return found
+
+    def dropped(self, p: Any, seeds: Any) -> Any:
+        """m p: p at the entries that dropout keeps, times 1 / (1 - rate), else 0."""
+        if absent(seeds):
+            return p
+        kept, factor = kept_numbers(self.dropout)
+        one = seeds.reshape(*seeds.shape[:2], *(1 for _ in self.stored), 2)
+        rows, columns = self.rows[None, None], self.columns[None, None]
+        first, second = (mixed(scattered(rows, one[..., i]), jnp.uint32(0)) for i in range(2))
+        numbers = mixed(scattered(columns, first), second)
+        m = jnp.where(numbers < jnp.uint32(kept), jnp.asarray(factor, p.dtype), 0)
+        batch = joint_batch(p.shape[0], m.shape[0])
+        return jnp.broadcast_to(p, (batch, *p.shape[1:])) * jnp.broadcast_to(
+            m, (batch, *m.shape[1:])
         )
 
     def probabilities(self, s: Any, lse: Any) -> Any:
@@ -317,24 +446,20 @@ class Composition:
         return jnp.where(empty, jnp.asarray(-jnp.inf, s.dtype), log)
 
 
-def forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    sinks: Any,
-    lengths: Any,
-    *arrays: Any,
-    weigh: Callable[[Any], Any] = lambda p: p,
-    **params: Any,
-) -> list:
-    """[out [B, L, H, Dv], lse [B, L, H]]; `weigh` is applied to the probabilities before they are
-    multiplied by v."""
-    of, dtype = Composition(arrays, **params), q.dtype
-    q, k, v = _widened(q, k, v)
-    s = of.scores(q, k, bias, lengths)
+def forward(*operands: Any, score_mod: Callable | None = None, **params: Any) -> list:
+    """[out [B, L, H, Dv], lse [B, L, H]]; `score_mod`, a function of (scores, rows, columns), makes
+    scores of finished ones, before masks that leave out entries."""
+    x = Forward(*operands)
+    of, dtype, sinks = Composition(operands[-STRUCTURE:], **params), x.q.dtype, x.sinks
+    q, k, v = _widened(x.q, x.k, x.v)
+    s, _ = of.scores(q, k, x)
+    if score_mod is not None:
+        masked = jnp.isneginf(s)
+        # Not of -inf: a derivative there may be NaN, and NaN times zero is NaN.
+        modified = score_mod(jnp.where(masked, 0, s), of.rows, of.columns)
+        s = jnp.where(masked, s, modified.astype(s.dtype))
     one = lambda s: sparse_softmax(of.A.with_values(s), schedule=of.schedule).values  # noqa: E731
-    p = weigh(jax.vmap(jax.vmap(one))(s))
+    p = of.dropped(jax.vmap(jax.vmap(one))(s), x.seeds)
     p = jnp.broadcast_to(p, (joint_batch(p.shape[0], v.shape[0]), *p.shape[1:]))
     out, lse = of.product(p, v), of.log_sum_exp(s)
     if not absent(sinks):
@@ -357,12 +482,12 @@ def forward(
 
 
 def tangent(*operands: Any, **params: Any) -> list:
-    """The tangents [dout, dlse], from the operands dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks,
-    lengths, out, lse and the index arrays."""
-    dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks, lengths, out, lse, *arrays = operands
-    of, dtype = Composition(arrays, **params), q.dtype
-    dq, dk, dv, q, k, v, out = _widened(dq, dk, dv, q, k, v, out)
-    p = of.probabilities(of.scores(q, k, bias, lengths), lse)
+    """The tangents [dout, dlse], from the operands of `Tangent`."""
+    x = Tangent(*operands)
+    of, dtype = Composition(operands[-STRUCTURE:], **params), x.q.dtype
+    dq, dk, dv, q, k, v, out = _widened(x.dq, x.dk, x.dv, x.q, x.k, x.v, x.out)
+    s, curb = of.scores(q, k, x)
+    p = of.probabilities(s, x.lse)
     batch = joint_batch(*(x.shape[0] for x in data(operands)))
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
     zero = jnp.zeros((), q.dtype)
@@ -371,37 +496,47 @@ def tangent(*operands: Any, **params: Any) -> list:
         ds = ds + of.sampled(dq, k, of.scale)
     if not absent(dk):
         ds = ds + of.sampled(q, dk, of.scale)
-    if not absent(dbias):
-        ds = ds + jnp.broadcast_to(dbias, p.shape)
+    if curb is not None:
+        ds = ds * jnp.broadcast_to(curb, p.shape)
+    for more in (x.dbias, of.of_distances(x.dslopes, x.dtable, x.offset)):
+        if more is not None and not absent(more):
+            ds = ds + jnp.broadcast_to(more, p.shape)
     ds = jnp.where(p == 0, zero, p * ds)
     dlse = of.of_rows(row_sum, ds)
-    if not absent(dsinks):
-        dlse = dlse + jnp.broadcast_to(sink_share(sinks, lse) * dsinks[:, None], dlse.shape)
-    dout = of.product(ds, v) - dlse[..., None] * out
+    if not absent(x.dsinks):
+        share = sink_share(x.sinks, x.lse) * x.dsinks[:, None]
+        dlse = dlse + jnp.broadcast_to(share, dlse.shape)
+    dout = of.product(of.dropped(ds, x.seeds), v) - dlse[..., None] * out
     if not absent(dv):
-        dout = dout + of.product(p, dv)
+        dout = dout + of.product(of.dropped(p, x.seeds), dv)
     return [dout.astype(dtype), dlse]
 
 
-def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    """The cotangents [dq, dk, dv, dbias], dbias for each head, from the operands dout, dlse, q, k,
-    v, bias, lengths, out, lse and the index arrays."""
-    dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
-    of, dtype, heads = Composition(arrays, **params), q.dtype, k.shape[2]
-    deltas = delta(dout, out, dlse)
-    dout, q, k, v = _widened(dout, q, k, v)
-    p = of.probabilities(of.scores(q, k, bias, lengths), lse)
+def backward(*operands: Any, wrt_bias: bool, wrt_terms: bool, **params: Any) -> list:
+    """The cotangents [dq, dk, dv, dbias, dslopes, dtable], dbias for each head, from the operands
+    of `Backward`."""
+    x = Backward(*operands)
+    of, dtype, heads = Composition(operands[-STRUCTURE:], **params), x.q.dtype, x.k.shape[2]
+    deltas = delta(x.dout, x.out, x.dlse)
+    dout, q, k, v = _widened(x.dout, x.q, x.k, x.v)
+    s, curb = of.scores(q, k, x)
+    p = of.probabilities(s, x.lse)
     batch = backward_batch(*operands)
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
-    ds = of.sampled(dout, v) - of.at_entries(deltas)
-    ds = jnp.where(p == 0, jnp.zeros((), p.dtype), p * ds)
+    zero = jnp.zeros((), p.dtype)
+    ds = of.dropped(of.sampled(dout, v), x.seeds) - of.at_entries(deltas)
+    ds = jnp.where(p == 0, zero, p * ds)
     scaled = ds * jnp.asarray(of.scale, q.dtype)
+    if curb is not None:
+        scaled = jnp.where(ds == 0, zero, scaled * jnp.broadcast_to(curb, p.shape))
     grads = [
         of.product(scaled, k),
         _grouped(of.product(scaled, q, transpose=True), heads),
-        _grouped(of.product(p, dout, transpose=True), heads),
+        _grouped(of.product(of.dropped(p, x.seeds), dout, transpose=True), heads),
     ]
-    return [*(x.astype(dtype) for x in grads), ds if wrt_bias else no_array(p.dtype)]
+    none = no_array(p.dtype)
+    terms = of.of_terms(ds, x) if wrt_terms else [none, none]
+    return [*(x.astype(dtype) for x in grads), ds if wrt_bias else none, *terms]
 
 
 def backward_batch(*operands: Any) -> int:

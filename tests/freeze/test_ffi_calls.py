@@ -85,6 +85,13 @@ def programs():
     attention = lambda q, A: sparse_attention(q, q, q, A, **octets).sum()
     A = SparseArray.from_dense(np.ones((8, 8), jax.numpy.bfloat16), format=CVS(8))
     yield jax.grad(attention), (np.ones((8, 1, 8), jax.numpy.bfloat16), A)
+    terms = dict(softcap=2.0, segment_ids=np.zeros(3, int), dropout_rate=0.5, dropout_rng=0)
+    with_terms = lambda q, slopes, table, A: sparse_attention(
+        q, q, q, A, alibi_slopes=slopes, relative_bias=table, query_offset=1, **terms
+    ).sum()
+    wide = [np.ones(s, np.float32) for s in ((3, 1, 8), (1,), (5,))]
+    square = SparseArray.from_dense(np.ones((3, 3), np.float32))
+    yield jax.grad(with_terms, (0, 1, 2)), (*wide, square)
     B = np.ones((8, 3), jax.numpy.bfloat16)
     yield lambda A, B: sddmm(A, B, B, **octets).values, (A, B)
     for transpose in (False, True):

@@ -227,6 +227,114 @@ def test_rotary_embeddings_are_not_lost_silently(monkeypatch):
     )
 
 
+SEGMENTS = np.array([[0] * 5 + [1] * 7, [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4]])
+
+
+def rotated_by_hand(x, positions):
+    """Pairs of features as complex numbers."""
+    half = x.shape[-1] // 2
+    angles = np.asarray(positions)[..., None, None] * 10000.0 ** (-np.arange(half) / half)
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(4)])
+def test_terms_of_the_scores(format):
+    """Soft cap, slopes, a table, segments and rotary embeddings, as `sparse_attention` has them."""
+    pattern, seen = mask(L, L, format=format)
+    options = dict(softcap=2.0, alibi=True, relative_bias=5, rotary=True)
+    layer = nn.SparseMultiHeadAttention.from_dense(dense(num_kv_heads=2), pattern, **options)
+    assert layer.relative_bias.shape == (H, 5) and not layer.relative_bias[...].any()
+    table = inputs(H, 5, seed=5)
+    layer.relative_bias[...] = table
+    x, near = inputs(2, L, IN), np.arange(L) - np.arange(L)[:, None]
+
+    def by_hand(query, key, value, **unused):
+        query, key = (rotated_by_hand(one, np.arange(L)) for one in (query, key))
+        key, value = (jnp.repeat(one, 2, axis=2) for one in (key, value))
+        s = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+        slopes = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[None, :, None, None]
+        s = 2 * jnp.tanh(s / 2) - slopes * abs(near) + table[:, jnp.clip(near, -2, 2) + 2][None]
+        same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None]
+        weights = jax.nn.softmax(s, where=jnp.broadcast_to(same & seen[None, None], s.shape))
+        weights = jnp.where((same & seen[None, None]).any(-1, keepdims=True), weights, 0)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    twin = dense(num_kv_heads=2, attention_fn=by_hand)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        close(layer(x, segment_ids=SEGMENTS), twin(x))
+        close(nnx.jit(lambda m, x, ids: m(x, segment_ids=ids))(layer, x, SEGMENTS), twin(x))
+    moved = layer(x, segment_ids=SEGMENTS, input_positions=jnp.arange(L) + 7)
+    close(moved, layer(x, segment_ids=SEGMENTS))  # only differences count
+    again = nn.SparseMultiHeadAttention.from_dense(layer)
+    close(again(x), layer(x))
+    without = nn.SparseMultiHeadAttention.from_dense(layer, relative_bias=None)
+    assert without.relative_bias is None and not np.allclose(without(x), layer(x))
+    grads = nnx.grad(lambda m: m(x, segment_ids=SEGMENTS).sum())(layer)
+    assert abs(grads["relative_bias"][...]).max() > 0
+
+    thin = snn.SparseMultiHeadAttention(
+        H,
+        **{k: v for k, v in options.items() if k != "alibi"},
+        alibi=(0.25, 1 / 16, 1 / 64, 1 / 256),
+        **FLOAT64,
+    )
+    variables = thin.init(jax.random.key(0), x, pattern=pattern)
+    assert variables["params"]["relative_bias"].shape == (H, 5)
+    out, sown = thin.apply(
+        variables,
+        x,
+        pattern=pattern,
+        segment_ids=SEGMENTS,
+        sow_weights=True,
+        mutable="intermediates",
+    )
+    (weights,) = sown["intermediates"]["attention_weights"]
+    assert out.shape == x.shape and weights.shape == (2, H, *pattern.values.shape)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_weights_are_sown(each):
+    patterns, seen = zip(*[mask(L, L, seed=h * each) for h in range(H)], strict=True)
+    layer = nn.SparseSelfAttention(
+        H, IN, pattern=patterns if each else patterns[0], rngs=nnx.Rngs(0), **BIASED
+    )
+    x = inputs(2, L, IN)
+    out = layer(x, sow_weights=True)
+    close(out, layer(x))
+    (found,) = nnx.pop(layer, nnx.Intermediate)["attention_weights"].get_value()
+    query, key = layer.query(x), layer.key(x)
+    s = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+    full = jnp.broadcast_to(jnp.stack(seen)[None], s.shape)
+    weights = jax.nn.softmax(s, where=full)
+    for h in range(H):
+        rows, columns = patterns[h * each].coordinates()
+        own = found[h][:, 0] if each else found[:, h]
+        close(own, weights[:, h, rows, columns])
+
+
+def test_a_bias_beside_a_mask():
+    pattern, _ = mask(L, L)
+    layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **BIASED)
+    x, bias = inputs(2, L, IN), inputs(H, pattern.nnz, seed=3)
+    given = (np.random.default_rng(3).random((2, 1, 1, L)) < 0.8) | (np.arange(L) == 0)
+    rows, columns = pattern.coordinates()
+    left_out = jnp.where(jnp.asarray(given)[:, 0, 0, columns], 0, -jnp.inf)[:, None]
+    close(layer(x, bias=bias, mask=given), layer(x, bias=bias[None] + left_out))
+    close(layer(x, bias=bias * 0), layer(x))
+
+
+def test_slopes_of_alibi():
+    np.testing.assert_allclose(nn.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
+    np.testing.assert_allclose(nn.alibi_slopes(1), [2.0**-8])
+    twelve = [*(2.0 ** -np.arange(1, 9)), *(2.0 ** -np.arange(0.5, 4))]
+    np.testing.assert_allclose(nn.alibi_slopes(12), twelve, rtol=1e-6)
+    with pytest.raises(ValueError, match="heads must be at least 1"):
+        nn.alibi_slopes(0)
+    with pytest.raises(ValueError, match="an even D"):
+        nn.rotary_embedding(jnp.ones((3, 2, 5)), jnp.arange(3))
+
+
 def test_wrong_arguments_are_named():
     pattern, _ = mask(L, L)
     rngs = nnx.Rngs(0)
@@ -252,10 +360,12 @@ def test_wrong_arguments_are_named():
         layer(x[..., 1:])
     with pytest.raises(ValueError, match=r"inputs_v must have .* got \[2, 12, 7\]"):
         layer(x, x, x[..., 1:])
-    with pytest.raises(NotImplementedError, match="sow_weights: fused attention has none"):
-        layer(x, sow_weights=True)
-    with pytest.raises(NotImplementedError, match=f"{op}: input_positions: no rotary embeddings"):
+    with pytest.raises(ValueError, match=f"{op}: input_positions: the layer has no rotary"):
         layer(x, input_positions=jnp.arange(L))
+    with pytest.raises(ValueError, match=rf"{op}: segment_ids must have shape \[2, length\]"):
+        layer(x, segment_ids=jnp.zeros((3, L), int))
+    with pytest.raises(ValueError, match=f"{op}: alibi must be a bool or 4 slopes"):
+        nn.SparseMultiHeadAttention(H, IN, alibi=[0.5], rngs=rngs)
     with pytest.raises(ValueError, match="attention_fn is sparse_attention"):
         nn.SparseMultiHeadAttention(H, IN, attention_fn=lambda: 0, rngs=rngs)
     with pytest.raises(TypeError, match="schedule must be a Schedule"):

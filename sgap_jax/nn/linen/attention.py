@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,9 +10,17 @@ import jax.numpy as jnp
 from flax import linen
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from sgap_jax.nn.attend import Pattern, attend, check_inputs, check_patterns, weight_dropout
+from sgap_jax.nn.attend import (
+    Pattern,
+    as_slopes,
+    attend,
+    check_inputs,
+    check_patterns,
+    rotated,
+)
 from sgap_jax.nn.decoding import attend_next
 from sgap_jax.nn.linear import ZEROS
+from sgap_jax.nn.paged import PagedCache, attend_paged, check_paged
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
@@ -99,7 +108,13 @@ class SparseMultiHeadAttention(ProjectedAttention):
     attention only. The pattern is given with each call: pass it into `jit` as an argument. With
     `decode` the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes
     it in the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
+    `sow_weights` sows into "intermediates".
     """
+
+    softcap: float | None = None
+    alibi: Any = False
+    relative_bias: int | None = None
+    rotary: bool | float = False
 
     @linen.compact
     def __call__(
@@ -108,35 +123,69 @@ class SparseMultiHeadAttention(ProjectedAttention):
         inputs_k: Any = None,
         inputs_v: Any = None,
         *,
-        pattern: Pattern,
+        pattern: Pattern | None = None,
         mask: Any = None,
+        bias: Any = None,
         is_causal: bool = False,
+        segment_ids: Any = None,
+        kv_segment_ids: Any = None,
         deterministic: bool | None = None,
-    ) -> jax.Array:
+        sow_weights: bool = False,
+        input_positions: Any = None,
+        paged_cache: PagedCache | None = None,
+        window: int | None = None,
+    ) -> Any:
         op = type(self).__name__
+        table = None
+        if self.relative_bias is not None:
+            shape = (self.num_heads, self.relative_bias)
+            table = self.param("relative_bias", ZEROS, shape, self.param_dtype)
+        own: dict[str, Any] = dict(softcap=self.softcap, relative_bias=table)
+        own["alibi_slopes"] = as_slopes(op, self.alibi, self.num_heads)
+        if paged_cache is not None:
+            refused = dict(pattern=pattern, mask=mask, bias=bias, segment_ids=segment_ids)
+            refused |= dict(kv_segment_ids=kv_segment_ids, input_positions=input_positions)
+            refused["sow_weights"] = sow_weights or None
+            check_paged(op, inputs_q, refused)
+            inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
+            projected = self._project(inputs_q, inputs_k, inputs_v)
+            x, paged_cache = attend_paged(
+                op, paged_cache, projected, self.rotary, window=window, **own
+            )
+            return self._output(x, inputs_q.shape[-1]), paged_cache
+        if window is not None:
+            raise ValueError(
+                f"{op}: window: expected with paged_cache; a pattern says it otherwise"
+            )
         patterns = check_patterns(op, pattern)
         if not patterns:
             raise ValueError(f"{op}: pattern: expected with the call, got {pattern}")
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         projected = self._project(inputs_q, inputs_k, inputs_v)
-        drop = None
+        options: dict[str, Any] = own | dict(bias=bias)
+        options |= dict(segment_ids=segment_ids, kv_segment_ids=kv_segment_ids)
         if self.dropout_rate > 0:
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
             if not deterministic:
-                rng = self.make_rng("dropout")
-                drop = weight_dropout(rng, self.dropout_rate, self.broadcast_dropout)
+                options |= dict(dropout_rate=self.dropout_rate)
+                options["dropout_rng"] = self.make_rng("dropout")
+                options["broadcast_dropout"] = self.broadcast_dropout
+        if sow_weights:
+            options["sow"] = partial(self.sow, "intermediates", "attention_weights")
         cached = dict(cached_key=projected[1], cached_value=projected[2])
         if self.decode and self.has_variable("cache", "cached_key"):
             variables = self._cache(**cached)
             cache: Any = tuple(one.value for one in variables)
-            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, drop)
+            projected = rotated(op, projected, self.rotary, input_positions, cache[2])
+            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, **options)
             for variable, now in zip(variables, cache, strict=True):
                 variable.value = now
         else:
             if self.decode:
                 self._cache(**cached)
             schedule = check_schedule(op, self.schedule)
-            x = attend(op, *projected, patterns, mask, is_causal, drop, schedule)
+            projected = rotated(op, projected, self.rotary, input_positions)
+            x = attend(op, *projected, patterns, mask, is_causal, schedule, **options)
         return self._output(x, inputs_q.shape[-1])
 
 

@@ -1,0 +1,109 @@
+"""A cache in pages against attention over each sequence by itself."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sgap_jax import masks, nn, sparse_attention
+
+B, SIZE, MOST, H, HK, D = 3, 4, 5, 4, 2, 8
+RNG = np.random.default_rng(0)
+TABLES = RNG.permutation(B * MOST + 2)[: B * MOST].reshape(B, MOST)  # pages in no order
+LENGTHS = [3, 9, 1]  # of the prompts
+
+
+def drawn(*shape):
+    return jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+
+
+def filled():
+    """(a cache with prompts of different lengths, their keys, their values)"""
+    cache = nn.PagedCache.empty(TABLES, SIZE, HK, D, pages=B * MOST + 2)
+    k, v = drawn(B, max(LENGTHS), HK, D), drawn(B, max(LENGTHS), HK, D)
+    cache = cache.append(k, v)
+    return dataclasses.replace(cache, lengths=jnp.asarray(LENGTHS, jnp.int32)), k, v
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_decoding_is_attention_over_each_sequence(window):
+    cache, k, v = filled()
+    slopes, table = drawn(H) ** 2, drawn(H, 5)
+    options = dict(alibi_slopes=slopes, relative_bias=table, softcap=3.0)
+    new_k, new_v, q = drawn(B, 2, HK, D), drawn(B, 2, HK, D), drawn(B, 2, H, D)
+
+    @jax.jit
+    def step(cache, q, k, v):
+        cache = cache.append(k, v)
+        return cache.attend(q, window=window, **options), cache
+
+    out, after = step(cache, q, new_k, new_v)
+    np.testing.assert_array_equal(after.lengths, np.add(LENGTHS, 2))
+    for b, n in enumerate(LENGTHS):
+        keys, values = (jnp.concatenate([x[b, :n], y[b]]) for x, y in ((k, new_k), (v, new_v)))
+        whole = n + 2 if window is None else window
+        near = masks.from_function(lambda i, j, w=whole: (j <= i) & (i - j < w), n + 2)
+        every = jnp.concatenate([jnp.zeros((n, H, D), jnp.float32), q[b]])
+        expected = sparse_attention(every, keys, values, near, **options)[n:]
+        np.testing.assert_allclose(out[b], expected, atol=2e-6)
+    assert step._cache_size() == 1 and step(after, q, new_k, new_v)[0].shape == out.shape
+    assert step._cache_size() == 1
+
+
+def test_pages_that_are_not_there_hold_nothing():
+    cache, _, v = filled()
+    bad = TABLES.copy()
+    bad[0], bad[1, 1:] = [-1, 99, 2**30, -(2**31), -7], 1000
+    bad = dataclasses.replace(cache, tables=jnp.asarray(bad, jnp.int32))
+    q = drawn(B, 1, H, D)
+    out = jax.jit(lambda c: c.attend(q))(bad)
+    np.testing.assert_array_equal(out[0], 0)
+    only = dataclasses.replace(cache, lengths=jnp.asarray([3, 4, 1], jnp.int32)).attend(q)
+    np.testing.assert_allclose(out[1], only[1], atol=2e-6)
+    np.testing.assert_allclose(out[2], only[2], atol=2e-6)
+    same = bad.append(drawn(B, 1, HK, D) * jnp.nan, drawn(B, 1, HK, D) * jnp.nan)
+    assert np.isnan(same.keys).sum() == HK * D  # of sequence 2 alone
+    full = dataclasses.replace(cache, lengths=jnp.full(B, SIZE * MOST, jnp.int32))
+    np.testing.assert_array_equal(full.append(v[:, :2], v[:, :2]).keys, cache.keys)
+    past = dataclasses.replace(cache, lengths=jnp.asarray([2**30, -5, 0], jnp.int32))
+    assert np.isfinite(past.attend(q)).all()
+
+
+def test_the_layer_decodes_over_pages():
+    layer = nn.SparseSelfAttention(
+        H,
+        12,
+        qkv_features=H * D,
+        num_kv_heads=HK,
+        rotary=True,
+        alibi=True,
+        softcap=4.0,
+        rngs=nnx.Rngs(0),
+    )
+    x = drawn(B, 6, 12)
+    whole = layer(x, pattern=masks.causal(masks.band(6, 11)), is_causal=True)
+    cache = nn.PagedCache.empty(TABLES, SIZE, HK, D)
+    parts = []
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        out, cache = layer(x[:, begin:end], paged_cache=cache)
+        parts.append(out)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="paged_cache: .*mask"):
+        layer(x, paged_cache=cache, mask=jnp.ones((1, 1, 1, 6)))
+
+
+def test_errors():
+    cache, k, v = filled()
+    with pytest.raises(ValueError, match=r"k must have shape \[3, T, 2, 8\], got \[3, 9, 1, 8\]"):
+        cache.append(k[:, :, :1], v)
+    with pytest.raises(ValueError, match="as many values as keys"):
+        cache.append(k, v[:, 1:])
+    with pytest.raises(ValueError, match=r"q must have shape \[3, T, H, D\]"):
+        cache.attend(drawn(2, 1, H, D))
+    with pytest.raises(NotImplementedError, match="segment_ids: pages have none"):
+        cache.attend(drawn(B, 1, H, D), segment_ids=0)
+    with pytest.raises(ValueError, match=r"tables must have shape \[B, most\]"):
+        nn.PagedCache.empty([1, 2], SIZE, HK, D)
