@@ -1,5 +1,6 @@
 """mypy, and pyright where it is installed, on a file of what users write."""
 
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ def wrong_lines():
 def refused(command, pattern):
     """The lines of the file in which a checker finds errors."""
     run = subprocess.run(
-        [*command, str(FILE)],
+        command,
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -36,16 +37,27 @@ def refused(command, pattern):
 def test_mypy_takes_what_users_write_and_refuses_what_is_wrong():
     pytest.importorskip("mypy")
     # Errors inside the package are those of `make lint`.
-    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--follow-imports=silent",
+        "--no-error-summary",
+        str(FILE),
+    ]
     found, told = refused(command, r"typed_uses\.py:(\d+): error")
     assert found == wrong_lines(), told
 
 
 @pytest.mark.tier("all")
-def test_pyright_takes_what_users_write_and_refuses_what_is_wrong():
-    if shutil.which("pyright") is None:
+def test_pyright_takes_what_users_write_and_refuses_what_is_wrong(tmp_path):
+    # basedpyright is pyright with a node.js that pip installs.
+    checker = shutil.which("pyright") or shutil.which("basedpyright")
+    if checker is None:
         pytest.skip("pyright is not installed")
-    found, told = refused(
-        ["pyright", "--pythonpath", sys.executable], r"typed_uses\.py:(\d+):\d+ - error"
-    )
+    settings = tmp_path / "pyrightconfig.json"
+    own = {"include": [str(FILE)], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    settings.write_text(json.dumps(own))
+    command = [checker, "-p", str(settings), "--pythonpath", sys.executable, "--level", "error"]
+    found, told = refused(command, r"typed_uses\.py:(\d+):\d+ - error")
     assert found == wrong_lines(), told
