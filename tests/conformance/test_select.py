@@ -301,6 +301,17 @@ def test_measured_constants_decide_what_is_packed():
     assert chosen_on(dataclasses.replace(INTEL, slab=2.5), 40_000, 2 * 10**6, 256) == packed
 
 
+def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
+    narrow = Machine(vector_bytes=32)
+    of = dict(k=2048, nnz=200_000, m=1024, permuted=True, dtype="bfloat16", format="CVS(8)")
+    assert chosen_on(narrow, n=7, **of) == CpuTile(columns=7, packed=True)
+    assert chosen_on(narrow, n=1, **of | {"format": "CVS(2)"}) == CpuTile(columns=1, packed=True)
+    whole = [chosen_on(narrow, n=n, **of) for n in (1, 8)]  # a dot product, and whole registers
+    whole += [chosen_on(narrow, n=7, **of | {"nnz": 16 * 2048 - 8})]
+    whole += [chosen_on(narrow, n=7, **of | {"dtype": "float32"}), chosen_on(Machine(), n=7, **of)]
+    assert set(whole) == {CpuTile()}
+
+
 def test_the_machine_is_read_and_shown():
     found = Machine(**machine())
     assert 4 << 10 <= found.l1_bytes <= 1 << 20 and 64 << 10 <= found.l2_bytes <= 1 << 30
@@ -384,7 +395,7 @@ def test_a_choice_depends_on_the_machine_as_it_says():
                     influence.add(field)
                     assert f" {field} " in line
             named |= {field} if f" {field} " in line else set()
-    read = {"l1_bytes", "l2_bytes", "intel", "slab", "row_length"}
+    read = {"l1_bytes", "l2_bytes", "intel", "slab", "row_length", "vector_bytes"}
     assert influence == named == {*read, "matrix_tiles"}
 
 
