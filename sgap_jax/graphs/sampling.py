@@ -19,7 +19,7 @@ from sgap_jax.graphs.edges import of_capacity, rows_on_host
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("nodes", "blocks", "entries", "is_seed"),
+    data_fields=("nodes", "blocks", "positions", "is_seed"),
     meta_fields=(),
 )
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class NeighborSample:
         are the first of the sources, and the targets of the last block are the seeds: with
         X = layer(block, X) for each block in turn, X has a row for each seed at the end, and
         X[: block.shape[0]] are the targets' own features.
-      entries: for each block the positions of its entries in the graph's values, int32; 0 in the
+      positions: for each block those of its entries in the graph's values, int32; 0 in the
         padding.
       is_seed: [num_seeds] bool: False where the minibatch had fewer seeds.
     """
 
     nodes: jax.Array
     blocks: tuple[SparseArray, ...]
-    entries: tuple[jax.Array, ...]
+    positions: tuple[jax.Array, ...]
     is_seed: jax.Array
 
 
@@ -119,7 +119,7 @@ class NeighborSampler:
         return NeighborSample(
             nodes=jnp.asarray(places),
             blocks=tuple(blocks[::-1]),
-            entries=tuple(jnp.asarray(x) for x in entries[::-1]),
+            positions=tuple(jnp.asarray(x) for x in entries[::-1]),
             is_seed=jnp.asarray(np.arange(self.num_seeds) < count),
         )
 

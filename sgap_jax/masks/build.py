@@ -100,10 +100,10 @@ def from_function(
     """The mask that stores (i, j) where f(i, j) is true.
 
     f is evaluated in blocks, so that no array of L S booleans is allocated. First it is called once
-    with ranges of rows and columns in the place of integers: where +, -, *, // and % by a positive
-    number, abs, minimum, maximum, comparisons and &, |, ~ of these say that a block is full or
-    empty, its entries are not evaluated. A function that does anything else, such as looking up
-    segments in an array (`block_diagonal` is for that), is evaluated for all L S pairs.
+    with ranges of rows and columns in the place of integers: where `+`, `-`, `*`, `//` and `%` by a
+    positive number, abs, minimum, maximum, comparisons and `&`, `|`, `~` of these say that a block
+    is full or empty, its entries are not evaluated. A function that does anything else, such as
+    looking up segments in an array (`block_diagonal` is for that), is evaluated for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts

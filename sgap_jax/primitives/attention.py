@@ -83,7 +83,7 @@ def sparse_attention(
 ) -> Any:
     """Attention in which query i sees the keys j that `pattern` stores in row i.
 
-        s[i, j] = cap(scale Q[i, :] . K[j, :]) + bias[i, j] - slope |d| + relative_bias[d]
+        s[i, j] = cap(scale Q[i, :] . K[j, :]) + bias[i, j] - slope abs(d) + relative_bias[d]
         O[i, :] = sum_j m[i, j] exp(s[i, j] - lse[i]) V[j, :]
         lse[i]  = log(sum_j exp(s[i, j]) + exp(sink))         the sink's term only with `sinks`
 
@@ -91,12 +91,11 @@ def sparse_attention(
     tanh(x / softcap) and m from dropout, each term only with its argument; for each sequence and
     head. Arguments are named and laid out as in `jax.nn.dot_product_attention`. A row without
     entries, or with all of them masked, gives zeros, zero gradients and lse = -infinity (the sink,
-    where there is one). Differentiable to any order,
-    forward and reverse, in q, k, v, bias, sinks, alibi_slopes, relative_bias and in `scale` if it
-    is an array. On the CPU and on CUDA one kernel computes it, and one or two the gradients: no
-    array of the size of the pattern is made for a head, except the gradient of a bias. On other
-    platforms, and where CUDA has no kernel, as for the arguments from softcap to score_mod, it runs
-    as `Unfused` does.
+    where there is one). Differentiable to any order, forward and reverse, in q, k, v, bias, sinks,
+    alibi_slopes, relative_bias and in `scale` if it is an array. On the CPU and on CUDA one kernel
+    computes it, and one or two the gradients: no array of the size of the pattern is made for a
+    head, except the gradient of a bias. On other platforms, and where CUDA has no kernel, as for
+    the arguments from softcap to score_mod, it runs as `Unfused` does.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -119,7 +118,7 @@ def sparse_attention(
         A length beyond the keys leaves out none, a negative one all.
       softcap: a positive number: products become softcap tanh(product / softcap), before all else
         is added (Gemma 2, section 2.1; FlexAttention's and jax.nn's order).
-      alibi_slopes: floats [H]; subtracts slope |d| (ALiBi, Press et al. 2022, section 3).
+      alibi_slopes: floats [H]; subtracts slope abs(d) (ALiBi, Press et al. 2022, section 3).
         `nn.alibi_slopes(H)` are the paper's.
       relative_bias: floats [H, R] or [R]; adds to d the number at d + R // 2, or the first or last
         one for distances beyond (relative positions, T5, Raffel et al. 2020, section 2.1).

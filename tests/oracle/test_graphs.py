@@ -222,7 +222,7 @@ def test_samples_are_of_the_graph(format):
         own = np.zeros(40)
         own[nodes[np.nonzero(first[t])[0]]] = first[t][np.nonzero(first[t])[0]]
         np.testing.assert_array_equal(own, dense[nodes[t]])
-    for block, entries in zip(sample.blocks, sample.entries, strict=True):
+    for block, entries in zip(sample.blocks, sample.positions, strict=True):
         used = int(block.row_offsets[-1])
         np.testing.assert_array_equal(block.values[:used], np.asarray(A.values)[entries[:used]])
         assert len(set(np.asarray(entries[:used]).tolist())) == used  # without replacement
