@@ -20,6 +20,7 @@ struct GsddmmArgs {
   const void* y;           // [batch or 1, k, n]
   void* out;               // [batch, nnz, n]
   int64_t m, k, n, nnz;
+  int64_t first;               // entries before this one are in no row: they get zeros
   int64_t x_stride, y_stride;  // from one batch to the next, 0 where shared
 
   // task = batch * chunks + chunk; a chunk is chunk_size consecutive entries

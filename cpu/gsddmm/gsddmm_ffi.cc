@@ -62,6 +62,9 @@ ffi::Future GsddmmHandler(Pool pool, IndexArray offsets, IndexArray indices, ffi
   args.chunks = (args.nnz + args.chunk_size - 1) / args.chunk_size;
   const auto valid = std::make_shared<ValidOffsets>(Ints(offsets), args.m, args.nnz);
   args.offsets = valid->data();
+  int32_t first;
+  MakeValid(Ints(offsets), 1, args.nnz, &first);
+  args.first = first;
   return ParallelTasks(
       pool, batch * args.chunks, batch * args.nnz * args.n,
       [args, valid, kernel = Kernels().Gsddmm](int64_t task) { kernel(args, task); });

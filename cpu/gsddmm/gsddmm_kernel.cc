@@ -43,6 +43,7 @@ void GsddmmTask(const GsddmmArgs& args, int64_t task) {
   const auto columns = uint32_t(args.k);
   const bool prefetch = args.k * n * int64_t(sizeof(T)) > kPrefetchBytes;
   int64_t q = begin;
+  for (; q < args.first && q < stop; ++q, out += n) clear(out);
   for (int64_t i = q < end ? RowOfEntry(args.offsets, args.m, q) : 0; q < end; ++i) {
     const int64_t row_end = args.offsets[i + 1] < end ? args.offsets[i + 1] : end;
     for (; q < row_end; ++q, out += n) {
