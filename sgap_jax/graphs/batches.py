@@ -104,6 +104,8 @@ def batch(
 def pad_rows(arrays: Sequence[Any], size: int | None = None) -> np.ndarray:
     """The rows of arrays [n_i, ...] one after the other, with zeros up to `size` rows. Runs on the
     host; ValueError if there are more rows."""
+    if not len(arrays):
+        raise ValueError("pad_rows: arrays: expected at least one, got none")
     joined = np.concatenate([np.asarray(x) for x in arrays])
     size = check_capacity(size, joined.shape[0], "size", "pad_rows")
     return np.pad(joined, [(0, size - joined.shape[0]), *[(0, 0)] * (joined.ndim - 1)])

@@ -72,6 +72,7 @@ def from_edges(
 
     Raises:
       ValueError: edge_index is traced, not [2, E] or out of range; duplicates with "error".
+      NotImplementedError: more nodes than int32 counts.
     """
     what = "from_edges"
     if duplicates not in DUPLICATES:
@@ -91,12 +92,15 @@ def from_edges(
 
 def _shape_of(sources: Any, targets: Any, num_nodes: Any, what: str) -> tuple[int, int]:
     if num_nodes is None:
-        least = int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
+        least = max(int(x.max()) + 1 if x.size else 0 for x in (sources, targets))
+        least = max(least, 0)  # check_range names a negative one
+        checks.check_shape((least, least), what)
         return (least, least)
     sizes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
     if len(sizes) != 2:
         raise ValueError(f"{what}: num_nodes: expected n or (sources, targets), got {num_nodes!r}")
     m, k = (checks.check_count(size, "num_nodes", what) for size in (sizes[1], sizes[0]))
+    checks.check_shape((m, k), what)
     return (m, k)
 
 
@@ -191,6 +195,16 @@ def check_capacity(nse: Any, needed: int, name: str, what: str) -> int:
     return size
 
 
+def check_nodes(nodes: Any, size: int, name: str, what: str) -> np.ndarray:
+    """`nodes` as a concrete integer array [n] with numbers in 0 .. size-1."""
+    checks.check_concrete(nodes, name, what, "call it outside jit")
+    if getattr(nodes, "dtype", None) == np.bool_:
+        raise ValueError(f"{what}: {name}: expected integers, got bool; np.flatnonzero(mask) is")
+    chosen: np.ndarray = checks.check_indices(nodes, name, 1, what)
+    checks.check_range(chosen, size, name, what)
+    return chosen
+
+
 def induced_subgraph(
     A: SparseArray, nodes: ArrayLike, *, nse: int | None = None
 ) -> tuple[SparseArray, np.ndarray]:
@@ -216,9 +230,7 @@ def induced_subgraph(
     offsets, columns, entries = rows_on_host(A, what)
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{what}: A must be square, got shape {A.shape}")
-    checks.check_concrete(nodes, "nodes", what, "call it outside jit")
-    chosen = checks.check_indices(nodes, "nodes", 1, what)
-    checks.check_range(chosen, A.shape[0], "nodes", what)
+    chosen = check_nodes(nodes, A.shape[0], "nodes", what)
     local = np.full(A.shape[0], -1, np.int32)
     local[chosen] = np.arange(chosen.shape[0], dtype=np.int32)
     if not np.array_equal(local[chosen], np.arange(chosen.shape[0])):

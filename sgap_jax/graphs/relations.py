@@ -98,6 +98,11 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
         do not agree.
     """
     what = "join_relations"
+    if not isinstance(relations, Mapping):
+        raise TypeError(
+            f"{what}: relations: expected a mapping from names to SparseArrays, got "
+            f"{type(relations).__name__}"
+        )
     if not relations:
         raise ValueError(f"{what}: expected at least one relation")
     sizes: dict[str, int] = {}

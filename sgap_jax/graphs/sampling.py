@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.graphs.edges import of_capacity, rows_on_host
+from sgap_jax.graphs.edges import check_nodes, of_capacity, rows_on_host
 
 
 @partial(
@@ -60,7 +60,7 @@ class NeighborSampler:
     at once.
 
     Raises:
-      TypeError: graph is not a SparseArray. ValueError: it is traced or not square; fanouts or
+      TypeError: graph is not a SparseArray, or fanouts not a sequence. ValueError: it is traced or not square; fanouts or
         num_seeds are not positive.
 
     Source: Hamilton et al., NeurIPS 2017, algorithm 2.
@@ -74,6 +74,10 @@ class NeighborSampler:
         n, k = graph.shape
         if n != k:
             raise ValueError(f"{what}: graph must be square, got shape {graph.shape}")
+        if not hasattr(fanouts, "__len__"):
+            raise TypeError(
+                f"{what}: fanouts: expected a sequence with one for each layer, got {fanouts!r}"
+            )
         if not len(fanouts):
             raise ValueError(f"{what}: fanouts: expected one for each layer, got none")
         self._values = np.asarray(graph.values)
@@ -91,9 +95,7 @@ class NeighborSampler:
     def sample(self, seeds: ArrayLike) -> NeighborSample:
         """The sample of these nodes: [s] integers, each once, s at most `num_seeds`."""
         what = "NeighborSampler.sample"
-        checks.check_concrete(seeds, "seeds", what, "sample outside jit")
-        found = checks.check_indices(seeds, "seeds", 1, what).astype(np.int32)
-        checks.check_range(found, self.num_nodes, "seeds", what)
+        found = check_nodes(seeds, self.num_nodes, "seeds", what).astype(np.int32)
         count = found.shape[0]
         if count > self.num_seeds:
             raise ValueError(f"{what}: seeds: expected at most {self.num_seeds}, got {count}")
@@ -126,7 +128,7 @@ class NeighborSampler:
     def epoch(self, nodes: ArrayLike, *, shuffle: bool = True) -> Iterator[tuple[Any, Any]]:
         """Pairs (seeds, sample) until each of `nodes` was a seed once; the last minibatch may have
         fewer seeds. `seeds` [num_seeds] are padded with node 0."""
-        order = np.array(checks.check_indices(nodes, "nodes", 1, "NeighborSampler.epoch"))
+        order = np.array(check_nodes(nodes, self.num_nodes, "nodes", "NeighborSampler.epoch"))
         if shuffle:
             self._random.shuffle(order)
         for first in range(0, order.shape[0], self.num_seeds):

@@ -61,6 +61,7 @@ class _SparseContraction(SparseWeight):
         **options: Any,
     ) -> None:
         self.schedule = check_schedule(type(self).__name__, schedule)
+        self._check_arguments(*args, **options)
         layer: Any = nnx.eval_shape(lambda: self._dense(*args, **options, rngs=nnx.Rngs(0)))
         self._take_arguments(layer)
         contraction = self._contraction()
@@ -79,6 +80,9 @@ class _SparseContraction(SparseWeight):
             outer=self._outer,
             kernel_ndim=len(self.kernel_shape),
         )
+
+    def _check_arguments(self, *args: Any, **options: Any) -> None:
+        """Refuses what the dense layer takes and the sparse one does not."""
 
     def _take_arguments(self, layer: Any) -> None:
         for name in self._arguments:
@@ -232,6 +236,13 @@ class SparseEinsum(_SparseContraction):
         *("einsum_str", "kernel_shape", "bias_shape"),
         *("dtype", "param_dtype", "promote_dtype"),
     )
+
+    def _check_arguments(self, *args: Any, **options: Any) -> None:
+        text = args[0] if args else options.get("einsum_str", "")
+        if not isinstance(text, str):
+            raise NotImplementedError(
+                f"SparseEinsum: einsum_str: expected its text with the layer, got {text!r}"
+            )
 
     @staticmethod
     def _contraction_of(layer: Any, kernel_shape: tuple[int, ...], ndim: int | None) -> Contraction:

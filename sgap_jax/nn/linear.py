@@ -18,9 +18,10 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import is_traced
+from sgap_jax.formats.checks import check_concrete, is_traced
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.prune import prune
+from sgap_jax.formats.structure import concrete
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.structure import (
     check_format,
@@ -119,22 +120,29 @@ class SparseWeight(nnx.Module):
 
         Raises:
           TypeError: A is not a SparseArray. ValueError: another shape, or, of a weight of several
-            blocks on the diagonal, entries outside of them.
+            blocks on the diagonal, entries outside of them, or a traced A.
         """
         op = f"{type(self).__name__}.set_weight"
         check_sparse(op, "A", A)
         if A.shape != self.weight_shape:
             raise ValueError(f"{op}: A: expected shape {self.weight_shape}, got {A.shape}")
-        A = A.asformat(self.format)
         if self.blocks > 1:
             self._check_diagonal(op, A)
+        A = A.asformat(self.format)
         values = jnp.array(A.values, self.values.dtype)
         self.values.set_value(values)
         for name, array in index_arrays(A).items():
             self.structure[name].set_value(jnp.array(array))
 
     def _check_diagonal(self, op: str, A: SparseArray) -> None:
-        coordinates = [np.asarray(x) for x in A.coordinates()]
+        check_concrete(
+            A.index_arrays,
+            "A",
+            op,
+            f"set it outside jit, where its entries are seen to be in the {self.blocks} blocks",
+        )
+        with concrete():
+            coordinates = [np.asarray(x) for x in A.coordinates()]
         inside = coordinates[0] < A.shape[0]
         row, column = (
             x[inside] // (size // self.blocks) for x, size in zip(coordinates, A.shape, strict=True)

@@ -134,6 +134,8 @@ def _vectors(
     given = [x for x in (X, Y, values) if x is not None]
     if not given:
         raise ValueError("gsddmm: expected X and Y, got None")
+    if op == "copy" and X is None and values is None:
+        raise ValueError("gsddmm: op='copy' copies X, or values in its place: got None for both")
     one = jnp.ndim(given[0]) == 1
     tail = () if one else ("d",)
     if X is not None:
@@ -157,7 +159,11 @@ def _vectors_of(
     A: SparseArray, X: Any, Y: Any, values: Any, *, op: str, schedule: Schedule | None
 ) -> jax.Array:
     if op == "copy":
-        return values if X is None else _copies(A, X, schedule)
+        if X is not None:
+            return _copies(A, X, schedule)
+        S, _, order = entries_by_rows(A)
+        stored = as_given(entries_that_count(S), order)[:, None]
+        return jnp.where(stored, values, jnp.zeros((), values.dtype))
     if values is None:
         dtype = jnp.result_type(X, Y)
         if op == "div" and not jnp.issubdtype(dtype, jnp.inexact):

@@ -111,17 +111,25 @@ def gspmm(
     rows = A.shape[0] if transpose else A.shape[1]
     X = check_dense("gspmm", "X", X, (rows, "n"))
     options = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
-    if values is None or op == "copy":
+    if values is None:
         return _gspmm(A, X, **options)
     if jnp.ndim(values) == 1:
         return _gspmm(A.with_values(values), X, **options)
+    if jnp.shape(values) == (A.nnz, 1) and X.shape[1] != 1:
+        raise ValueError(
+            f"gspmm: values must have shape [{A.nnz}, {X.shape[1]}], or [{A.nnz}] for one weight of "
+            f"each entry, got [{A.nnz}, 1]; values[:, 0] has it"
+        )
     values = check_entry_values("gspmm", "values", A, values, (X.shape[1],))
+    if op == "copy":  # the values are not read
+        return _gspmm(A, X, **options)
     return _gspmm_vectors(A, X, values, **options)
 
 
 def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:
     if choice not in choices:
-        raise ValueError(f"{op}: {name} must be one of {', '.join(choices)}, got {choice!r}")
+        same = "; the name here is 'sum'" if choice == "add" else ""  # PyG's name
+        raise ValueError(f"{op}: {name} must be one of {', '.join(choices)}, got {choice!r}{same}")
 
 
 @partial(jax.jit, static_argnames=("op", "reduce", "transpose", "schedule"), inline=True)

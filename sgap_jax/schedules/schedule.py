@@ -101,6 +101,8 @@ class Schedule:
             others = " or pass schedule=Reference()"
             if problem.op in ("spmm", "sddmm"):
                 others += ", or use einsum"
+            elif problem.op in ("row_sum", "row_max"):
+                others += ", or use aggregate, which takes it"
             if problem.dtype == "bool":  # JAX cannot add and multiply them
                 others = ""
             raise NotImplementedError(

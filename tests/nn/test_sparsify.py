@@ -157,6 +157,13 @@ def test_set_weight():
         blocks.set_weight(SparseArray.from_dense(np.ones((4, 6))))
     blocks.set_weight(SparseArray.from_dense(np.kron(np.eye(2), np.ones((2, 3)))))
     close(blocks(jnp.ones((2, 5, 3))), jnp.full((2, 5, 2), 3.0))
+    conv = nn.SparseConv(4, 4, 1, feature_group_count=2, sparsity=0.5, rngs=nnx.Rngs(0))
+    W = SparseArray.from_dense(np.kron(np.eye(2), np.ones((2, 2), np.float32)))
+    with pytest.raises(ValueError, match="got a tracer; set it outside jit"):
+        nnx.jit(lambda layer, W: layer.set_weight(W))(conv, W)
+    conv.set_weight(W)
+    nnx.jit(lambda layer: layer.set_weight(W * 2))(conv)
+    close(conv.weight.todense(), 2 * W.todense())
     with pytest.raises(NotImplementedError, match="2 blocks on the diagonal"):
         nn.rigl_step(blocks, jnp.ones((4, 6)), 0.3)
 
@@ -266,6 +273,9 @@ def test_wrong_arguments_are_named():
         nn.sparsify(layer, 2)
     with pytest.raises(ValueError, match="call it outside jit"):
         nnx.jit(lambda layer: nn.sparsify(layer, 0.5))(layer)
+    for arguments in ((None, (8, 2)), (None, (8, 2), (2,))):
+        with pytest.raises(NotImplementedError, match="einsum_str: expected its text .* got None"):
+            nn.SparseEinsum(*arguments, sparsity=0.5, rngs=nnx.Rngs(0))
     odd = nnx.Einsum("ai,ij->a", (6, 8), rngs=nnx.Rngs(0))
     with pytest.raises(NotImplementedError, match="no product of a matrix"):
         nn.sparsify(odd, 0.5)

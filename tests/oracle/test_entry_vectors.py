@@ -238,6 +238,7 @@ def test_gsddmm_gives_vectors(op):
             size = np.zeros_like(expected)
             size[: case.stored] = abs(a) + abs(b) if op in ("add", "sub") else abs(f(a, b))
             stored = np.asarray(order) < case.stored
+            np.testing.assert_array_equal(np.asarray(found)[~stored], 0)
             assert found.dtype == dtype and found.shape == (case.nnz, d)
             expected, size = expected[np.asarray(order)], size[np.asarray(order)]
             bound = sum_bound(expected, size, 3, dtype)
@@ -396,6 +397,27 @@ def test_traced_structures_with_wrong_entries():
     np.testing.assert_array_equal(gradient[~right], 0)
 
 
+@pytest.mark.parametrize("op", ["add", "mul"])
+def test_gradients_of_ends_with_wrong_entries_in_between(op):
+    """Entries after one that takes no part keep their own gradients."""
+    offsets, columns = np.array([0, 2, 2, 5], np.int32), np.array([1, 9, 0, 7, 2], np.int32)
+    right = np.array([True, False, True, False, True])
+    A = SparseArray.from_arrays(np.ones(3), np.array([0, 1, 1, 3]), columns[right], shape=(3, 4))
+    rng = np.random.default_rng(0)
+    X, Y, d = (rng.standard_normal((n, 2)) for n in (3, 4, 5))
+
+    def gradients(A, d):
+        loss = lambda X, Y: jnp.sum(d * gsddmm(A, X, Y, op=op, reduce=None))
+        return jax.grad(loss, (0, 1))(X, Y)
+
+    @jax.jit
+    def traced(offsets, columns):
+        return gradients(SparseArray.from_arrays(jnp.ones(5), offsets, columns, shape=(3, 4)), d)
+
+    for a, b in zip(traced(offsets, columns), gradients(A, d[right]), strict=True):
+        np.testing.assert_allclose(a, b)
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -404,6 +426,12 @@ def test_traced_structures_with_wrong_entries():
     [
         (lambda A, X: gspmm(A, X, values=np.ones((3, 2))), ValueError, "values must have shape"),
         (lambda A, X: gspmm(A, X, values=np.ones((7, 3))), ValueError, r"\[9, 2\], got \[7, 3\]"),
+        (lambda A, X: gspmm(A, X, values=np.ones((9, 1))), ValueError, r"\[9\] for one weight"),
+        (lambda A, X: gspmm(A, X, values=np.ones((8, 2)), op="copy"), ValueError, r"\[9, 2\], got"),
+        (lambda A, X: gspmm(A, X, values=np.ones(8), op="copy"), ValueError, "values"),
+        (lambda A, X: gspmm(A, X, reduce="add"), ValueError, "the name here is 'sum'"),
+        (lambda A, X: row_sum(A, values=np.ones(9, int)), NotImplementedError, "use aggregate"),
+        (lambda A, X: gsddmm(A, None, X, op="copy", reduce=None), ValueError, "None for both"),
         (lambda A, X: aggregate(A, X), ValueError, "M must have shape"),
         (lambda A, X: aggregate(A, np.ones(7), "prod"), ValueError, "reduce must be one of"),
         (lambda A, X: aggregate(X, X), TypeError, "A must be a SparseArray"),

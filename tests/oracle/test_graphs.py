@@ -109,6 +109,10 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.from_edges([[0], [1]], [1.0, 2.0]), "values: expected shape"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=(1, 2, 3)), "num_nodes: expected n"),
         (lambda: jax.jit(graphs.from_edges)(jnp.zeros((2, 3), int)), "outside jit"),
+        (lambda: graphs.from_edges([[0, 2**40], [1, 0]]), "sizes go up to 2147483647"),
+        (lambda: graphs.from_edges([[0], [1]], num_nodes=2**33), "sizes go up to 2147483647"),
+        (lambda: graphs.from_edges([[-3, -1], [-2, -1]]), "targets"),
+        (lambda: graphs.induced_subgraph(random_graph(2), np.ones(2, bool)), "np.flatnonzero"),
         (lambda: graphs.induced_subgraph(random_graph(4), [1, 1]), "each node once"),
         (lambda: graphs.induced_subgraph(random_graph(4), [1, 4]), "nodes"),
         (lambda: graphs.induced_subgraph(random_graph(9), np.arange(9), nse=1), "nse: expected at"),
@@ -116,10 +120,14 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.batch([random_graph(4)], num_nodes=3), "num_nodes: expected at least 4"),
         (lambda: graphs.batch([random_graph(4)[:2]]), "must be square"),
         (lambda: graphs.pad_rows([np.ones((3, 2))], 2), "size: expected at least 3"),
+        (lambda: graphs.pad_rows([]), "pad_rows: arrays: expected at least one"),
+        (lambda: graphs.NeighborSampler(random_graph(4), 2, 2), "expected a sequence .* got 2"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [1], 2).sample([2**32]), "seeds"),
         (lambda: graphs.NeighborSampler(random_graph(4), [], 2), "one for each layer"),
         (lambda: graphs.NeighborSampler(random_graph(4), [0], 2), "fanouts must be at least 1"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 1).sample([0, 1]), "at most 1"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 3).sample([1, 1]), "each node once"),
+        (lambda: graphs.join_relations([random_graph(4)]), "expected a mapping .* got list"),
         (lambda: graphs.join_relations({}), "at least one relation"),
         (
             lambda: graphs.join_relations({"a": random_graph(4), "b": random_graph(3)}),
@@ -137,8 +145,18 @@ def test_edges_between_two_kinds_of_nodes():
     ],
 )
 def test_errors(call, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=words):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64])
+def test_unsigned_indices(dtype):
+    index = np.array([[0, 1, 2, 2, 0], [1, 2, 0, 1, 1]])
+    for of in ({}, {"num_nodes": 4}):
+        A, B = (graphs.from_edges(i, **of) for i in (index, index.astype(dtype)))
+        assert A.shape == B.shape
+        np.testing.assert_array_equal(A.todense(), B.todense())
+    assert graphs.from_edges(np.zeros((2, 0), dtype)).shape == (0, 0)
 
 
 # ---- batches ------------------------------------------------------------------------------------
@@ -252,6 +270,21 @@ def test_samples_compile_once_and_are_uniform():
     assert abs(counts - 120).max() < 45  # 4 standard deviations of 400 draws of 3 among 10
     same = [graphs.NeighborSampler(A, (3,), 4, seed=7).sample([1, 2]).nodes for _ in range(2)]
     np.testing.assert_array_equal(*same)
+
+
+def test_each_neighbour_is_sampled():
+    lengths = np.repeat([3, 1], 20)  # all neighbours of a node are as likely, the last one too
+    rows = np.repeat(np.arange(40), lengths)
+    index = np.stack([np.arange(rows.size) - np.repeat(np.cumsum(lengths) - lengths, lengths), rows])
+    sampler = graphs.NeighborSampler(graphs.from_edges(index, num_nodes=40), (1,), 40)
+    counts = np.zeros(3)
+    for _ in range(15):
+        sample = sampler.sample(np.arange(40))
+        used = int(sample.blocks[0].row_offsets[-1])
+        neighbours = index[0][np.asarray(sample.positions[0])[:used]]
+        counts += np.bincount(neighbours[:20], minlength=3)
+        np.testing.assert_array_equal(neighbours[20:], 0)
+    assert abs(counts - 100).max() < 33  # 4 standard deviations of 300 draws among 3
 
 
 # ---- relations ----------------------------------------------------------------------------------
