@@ -60,8 +60,8 @@ class NeighborSampler:
     at once.
 
     Raises:
-      TypeError: graph is not a SparseArray, or fanouts not a sequence. ValueError: it is traced or not square; fanouts or
-        num_seeds are not positive.
+      TypeError: graph is not a SparseArray, or fanouts not a sequence. ValueError: graph is traced
+        or not square; fanouts or num_seeds are not positive.
 
     Source: Hamilton et al., NeurIPS 2017, algorithm 2.
     """

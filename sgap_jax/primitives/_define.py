@@ -352,10 +352,21 @@ def entries_that_count(A: SparseArray) -> Any:
     return well_formed(offsets, indices, vectors.grid(A.shape, A.format)[1])[1] >= 0
 
 
+OPS_IN_PARTS = (
+    *("gsddmm", "gspmm", "row_max", "row_sum", "sddmm"),
+    *("sparse_attention", "sparse_softmax", "spmm"),
+)
+"""The operations of `sgap_jax.parallel`, which this layer does not import."""
+
+
 def check_sparse(op: str, name: str, A: Any) -> None:
     if not isinstance(A, SparseArray):
         found = type(A).__name__
-        in_parts = f"; sgap_jax.parallel.{op} takes it" if found == "PartitionedArray" else ""
+        in_parts = ""
+        if found == "PartitionedArray":
+            in_parts = f"; sgap_jax.parallel.{op} takes it"
+            if op not in OPS_IN_PARTS:
+                in_parts = f"; sgap_jax.parallel has {', '.join(OPS_IN_PARTS)}"
         raise TypeError(f"{op}: {name} must be a SparseArray, got {found}{in_parts}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")

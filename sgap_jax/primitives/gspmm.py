@@ -117,8 +117,8 @@ def gspmm(
         return _gspmm(A.with_values(values), X, **options)
     if jnp.shape(values) == (A.nnz, 1) and X.shape[1] != 1:
         raise ValueError(
-            f"gspmm: values must have shape [{A.nnz}, {X.shape[1]}], or [{A.nnz}] for one weight of "
-            f"each entry, got [{A.nnz}, 1]; values[:, 0] has it"
+            f"gspmm: values must have shape [{A.nnz}, {X.shape[1]}], or [{A.nnz}] for one weight "
+            f"of each entry, got [{A.nnz}, 1]; values[:, 0] has it"
         )
     values = check_entry_values("gspmm", "values", A, values, (X.shape[1],))
     if op == "copy":  # the values are not read

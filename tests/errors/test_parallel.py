@@ -9,7 +9,9 @@ import pytest
 import scipy.sparse
 from jax.sharding import AxisType
 
-from sgap_jax import SparseArray, parallel, spmm
+import sgap_jax
+from sgap_jax import SparseArray, aggregate, parallel, spmm
+from sgap_jax.primitives._define import OPS_IN_PARTS
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,12 @@ def test_what_is_no_array_no_mesh_and_no_concrete_matrix(A, mesh):
 
 def test_products(A, mesh):
     P = parallel.partition(A, mesh, "x")
+    with pytest.raises(TypeError, match="sgap_jax.parallel.spmm takes it"):
+        spmm(P, jnp.ones((6, 2)))
+    with pytest.raises(TypeError, match="sgap_jax.parallel has gsddmm, gspmm, row_max"):
+        aggregate(P, jnp.ones((6, 2)))
+    both = {n for n, x in vars(parallel).items() if callable(x)} & set(vars(sgap_jax))
+    assert both - {"read"} == set(OPS_IN_PARTS)  # `read` is of files
     with pytest.raises(TypeError, match="parallel.partition spreads it"):
         parallel.spmm(A, jnp.ones((6, 2)))
     with pytest.raises(ValueError, match=r"expected \[6, n\] or in parts .* got \[5, 2\]"):

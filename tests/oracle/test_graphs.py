@@ -275,7 +275,9 @@ def test_samples_compile_once_and_are_uniform():
 def test_each_neighbour_is_sampled():
     lengths = np.repeat([3, 1], 20)  # all neighbours of a node are as likely, the last one too
     rows = np.repeat(np.arange(40), lengths)
-    index = np.stack([np.arange(rows.size) - np.repeat(np.cumsum(lengths) - lengths, lengths), rows])
+    index = np.stack(
+        [np.arange(rows.size) - np.repeat(np.cumsum(lengths) - lengths, lengths), rows]
+    )
     sampler = graphs.NeighborSampler(graphs.from_edges(index, num_nodes=40), (1,), 40)
     counts = np.zeros(3)
     for _ in range(15):

@@ -16,6 +16,7 @@ from unchecked_structures import KINDS, entries, spoiled
 
 from sgap_jax import COO, CSC, CSF, CSR, Reference, SparseArray, random, spgemm, spgemm_plan
 from sgap_jax.formats.stored import LaterTranspose
+from sgap_jax.primitives.spgemm_pattern import _saturating_offsets
 from sgap_jax.runtime.native import native
 
 SCHEDULES = [None, Reference()]
@@ -434,6 +435,15 @@ def test_what_is_refused():
         spgemm(A.asformat(CVS(2)), B)
     with pytest.raises(NotImplementedError, match="Reference"):
         spgemm(A, B, schedule=CpuTile())
+
+
+def test_offsets_saturate():
+    most = 2**31 - 1
+    counts = np.array([[0, most, 0, 1, most, most], [5, 2**30, 2**30, 0, 7, 9], [1, 2, 3, 4, 5, 6]])
+    found = _saturating_offsets(jnp.asarray(counts, jnp.int32))
+    expected = np.minimum(np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1), most)
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.tier("all")
