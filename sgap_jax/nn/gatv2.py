@@ -16,7 +16,8 @@ from sgap_jax.formats.checks import check_count
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.nn.sage import ends_of
-from sgap_jax.primitives._define import check_dense, check_schedule
+from sgap_jax.primitives._define import check_dense, check_schedule, entries_that_count
+from sgap_jax.primitives._incidence import as_given, entries_by_rows
 from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.primitives.spmm import spmm
@@ -159,7 +160,10 @@ def gatv2_conv(
     left, right = own @ to, source @ (to if frm is None else frm)
     hidden = gsddmm(graph, left, right, op="add", reduce=None, schedule=schedule)
     if edges is not None:
-        hidden = hidden + edges @ of_edges
+        # What the padding holds must not reach gradients.
+        S, _, order = entries_by_rows(graph)
+        stored = as_given(entries_that_count(S), order)[:, None]
+        hidden = hidden + jnp.where(stored, edges, jnp.zeros((), edges.dtype)) @ of_edges
     hidden = jax.nn.leaky_relu(hidden, negative_slope).reshape(-1, heads, size)
     logits = jnp.einsum("ehf,hf->eh", hidden, a)
     p = dropout(sparse_softmax(graph, values=logits, schedule=schedule))

@@ -120,7 +120,7 @@ def of_each(axes: Axes, operands: Sequence, results: Sequence, data: int) -> Axe
     own = [outer(x, aval) for x, aval in zip(axes.operands[:data], operands, strict=False)]
     arrays = [_placed((("s",),), aval.shape, sizes) for aval in operands[data:]]
     made = tuple(outer(x, aval) for x, aval in zip(axes.results, results, strict=True))
-    return Axes((*own, *arrays), made, sizes)
+    return Axes((*own, *arrays), made, sizes, axes.local)
 
 
 def _divided(

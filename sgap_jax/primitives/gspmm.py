@@ -42,7 +42,7 @@ from sgap_jax.primitives._incidence import (
 )
 from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives._vectors import by_rows
-from sgap_jax.primitives.gspmm_arg_gather import bind_arg_gather
+from sgap_jax.primitives.gspmm_arg_gather import bind_arg_gather, elements
 from sgap_jax.primitives.row_reduce import check_entry_values, row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
@@ -415,22 +415,19 @@ def _jvp(
 def _attained(
     values: Any, x: Any, dvalues: Any, dx: Any, arg: Any, sources: Any, *, add: bool
 ) -> tuple[Any, Any]:
-    """The tangents of the message of vectors at each arg-extremum: gathers of one element each,
-    whose derivatives JAX knows."""
+    """The tangents of the message of vectors at each arg-extremum: gathers of one element each."""
     if 0 in arg.shape or 0 in values.shape or 0 in x.shape:
         return None, None
     q = jnp.maximum(arg, 0)
-    own = sources[q]
-
-    def at(a: Any, i: Any) -> Any:
-        return jnp.take_along_axis(jnp.broadcast_to(a, (i.shape[0], *a.shape[1:])), i, axis=1)
-
+    own = elements(sources[None, :, None], q)
     tangents: list = []
     for d, place, other, other_place in ((dvalues, q, x, own), (dx, own, values, q)):
         if d is None:
             tangents.append(None)
             continue
-        moved = at(d, place) if add else at(d, place) * at(other, other_place)
+        moved = elements(d, place)
+        if not add:
+            moved *= elements(other, other_place)
         tangents.append(jnp.where(arg < 0, 0, moved).astype(x.dtype))
     return tangents[0], tangents[1]
 

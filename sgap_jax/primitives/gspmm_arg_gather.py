@@ -9,6 +9,9 @@ trilinear form
 Its three partial derivatives are the primitives here: `arg_gather` [m, n] is d phi / dD,
 `arg_gather_to_x` [k, n] d phi / dX and `arg_gather_to_values` [nnz] d phi / dw. Each is bilinear,
 and its derivatives are the other two.
+
+Where values are vectors, w[q] is w[q, l]: those derivatives are products of single elements of each
+column, which `elements` takes and `add_elements`, its transpose, puts back.
 """
 
 from collections.abc import Callable, Sequence
@@ -392,4 +395,89 @@ arg_gather_to_values_p = define(
     jvp=_bilinear_jvp(_bind_to_values),
     transpose=_to_values_transpose,
     cuda=_to_values_cuda,
+)
+
+
+# elements: a [B|1, r, n] or [B|1, r, 1], at [B|1, m, n] int32 -> a[at[i, l], l], [B, m, n]
+# add_elements: d [B|1, m, n], at [B|1, m, n] -> the sums [B, count, n] of the d[i, l] with
+# at[i, l] = q, at [q, l]
+# Each is linear, and the transpose of the other.
+
+
+def elements(a: Any, at: Any) -> Any:
+    return bind(elements_p, a, at, schedule=None)
+
+
+def _add_elements(d: Any, at: Any, count: int) -> Any:
+    return bind(add_elements_p, d, at, count=count, schedule=None)
+
+
+def _elements_abstract_eval(a: Any, at: Any, *, schedule: None) -> Any:
+    assert a.ndim == 3 and a.shape[2] in (1, at.shape[2])
+    return out_aval(a, (_batch(a, at), *at.shape[1:]), a.dtype)
+
+
+def _add_elements_abstract_eval(d: Any, at: Any, *, count: int, schedule: None) -> Any:
+    assert d.shape[1:] == at.shape[1:]
+    return out_aval(d, (_batch(d, at), count, d.shape[2]), d.dtype)
+
+
+def _elements_reference(a: Any, at: Any, *, schedule: None) -> Any:
+    def one(a: Any, at: Any) -> Any:
+        a = jnp.broadcast_to(a, (a.shape[0], at.shape[1]))
+        return jnp.take_along_axis(a, at, axis=0)
+
+    return _over_batch(one, a, at)
+
+
+def _add_elements_reference(d: Any, at: Any, *, count: int, schedule: None) -> Any:
+    wide = accumulator(d.dtype)
+
+    def one(d: Any, at: Any) -> Any:
+        zeros = jnp.zeros((count, d.shape[1]), wide)
+        sums = zeros.at[at, jnp.arange(d.shape[1])[None]].add(d.astype(wide))
+        return sums.astype(d.dtype)
+
+    return _over_batch(one, d, at)
+
+
+def _elements_jvp(primals: Any, tangents: Any, **_: Any) -> tuple:
+    a, at = primals
+    return elements(a, at), None if tangents[0] is None else elements(tangents[0], at)
+
+
+def _elements_transpose(d: Any, a: Any, at: Any, **_: Any) -> tuple[int, Any]:
+    found = _add_elements(d, at, a.aval.shape[1])
+    return 0, found if a.aval.shape[2] == d.shape[2] else found.sum(2, keepdims=True)
+
+
+def _add_elements_jvp(primals: Any, tangents: Any, *, count: int, **_: Any) -> tuple:
+    d, at = primals
+    out = _add_elements(d, at, count)
+    return out, None if tangents[0] is None else _add_elements(tangents[0], at, count)
+
+
+def _add_elements_transpose(a: Any, d: Any, at: Any, **_: Any) -> tuple[int, Any]:
+    return 0, elements(a, at)
+
+
+elements_p = define(
+    "gspmm_elements",
+    data=2,
+    axes="b _ n, b _ n -> b _ n",
+    abstract_eval=_elements_abstract_eval,
+    reference=_elements_reference,
+    cpu=None,
+    jvp=_elements_jvp,
+    transpose=_elements_transpose,
+)
+add_elements_p = define(
+    "gspmm_add_elements",
+    data=2,
+    axes="b _ n, b _ n -> b _ n",
+    abstract_eval=_add_elements_abstract_eval,
+    reference=_add_elements_reference,
+    cpu=None,
+    jvp=_add_elements_jvp,
+    transpose=_add_elements_transpose,
 )

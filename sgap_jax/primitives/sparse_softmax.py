@@ -1,6 +1,7 @@
 """Softmax over the stored entries of each row."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
 )
+from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
@@ -267,10 +269,24 @@ def _jacobian_transpose(
     return 1, bind(sparse_softmax_jacobian_p, p, cotangent, offsets, **params)
 
 
+def _axes(operands: Sequence, results: Sequence, params: dict) -> Axes:
+    """The lanes of vectors are apart from each other: they are split where all rows are there."""
+    data, rows, length = len(operands) - 1, params["rows"], params["vector_length"]
+    if length is None or rows != (operands[data].shape[0] - 1) * length:
+        return Axes.of(f"{', '.join('b' * data)} -> b", operands, results)
+
+    def local(sizes: Mapping[str, int]) -> dict:
+        own = sizes.get("h", 1)
+        return params | dict(rows=rows // length * own, vector_length=own)
+
+    vectors = ", ".join(["b _ h"] * data)
+    return Axes.of(f"{vectors} -> b _ h", operands, results, local=local)
+
+
 sparse_softmax_p = define(
     "sparse_softmax",
     data=1,
-    axes="b -> b",
+    axes=_axes,
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
@@ -281,7 +297,7 @@ sparse_softmax_p = define(
 sparse_softmax_jacobian_p = define(
     "sparse_softmax_jacobian",
     data=2,
-    axes="b, b -> b",
+    axes=_axes,
     abstract_eval=_jacobian_abstract_eval,
     reference=_jacobian_reference,
     cpu=_jacobian_cpu,

@@ -236,6 +236,49 @@ def cases():
             NOTHING,
             SUM,
         ),
+        "gspmm of vectors of entries, their features": Case(
+            lambda v, X: sj.gspmm(A, X, values=v) + sj.gspmm(A, X, values=v, op="add"),
+            ((A.nnz, 8), (K, 8)),
+            (columns, columns),
+            NOTHING,
+            NOTHING,
+        ),
+        "gspmm maximum of vectors of entries, their features": Case(
+            lambda v, X: sj.gspmm(A, X, values=v, op="add", reduce="max"),
+            ((A.nnz, 8), (K, 8)),
+            (columns, columns),
+            NOTHING,
+            NOTHING,
+        ),
+        "gsddmm, vectors of entries, their features": Case(
+            lambda X, Y: sj.gsddmm(A, X, Y, op="mul", reduce=None),
+            ((M, 8), (K, 8)),
+            (columns, columns),
+            NOTHING,
+            NOTHING,
+        ),
+        "row sums of vectors of entries, their features": Case(
+            lambda v: sj.row_sum(A, values=v),
+            ((A.nnz, 8),),
+            (columns,),
+            NOTHING,
+            NOTHING,
+        ),
+        "aggregate maximum, features": Case(
+            lambda v: sj.aggregate(A, v, "max"),
+            ((A.nnz, 8),),
+            (columns,),
+            NOTHING,
+            NOTHING,
+            kinds=("Explicit",),
+        ),
+        "sparse_softmax of vectors of entries, heads": Case(
+            lambda v: sj.sparse_softmax(A, values=v),
+            ((A.nnz, 8),),
+            (columns,),
+            NOTHING,
+            NOTHING,
+        ),
         "gsddmm, softmax and gspmm (GAT), heads": Case(
             each(
                 lambda left, right, X: sj.gspmm(

@@ -120,6 +120,17 @@ def test_gatv2(edges, concat, format):
     check(layer, twin, graph, x, y, *([f] if edges else []))
 
 
+def test_gatv2_does_not_read_the_padding():
+    graph = graphs.from_edges([[0, 1, 2], [1, 2, 0]])
+    batch = graphs.batch([graph], nse=6, num_nodes=5).graph
+    layer = nn.GATv2Conv(3, 4, heads=2, edge_features=2, rngs=nnx.Rngs(0), **FLOAT64)
+    f = jnp.ones((batch.nnz, 2))
+    gradient = nnx.jit(nnx.grad(lambda layer, f: (layer(batch, jnp.ones((5, 3)), f) ** 2).sum()))
+    with_nan = jax.tree.leaves(gradient(layer, f.at[3:].set(jnp.nan)))
+    for x, y in zip(with_nan, jax.tree.leaves(gradient(layer, f)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_gatv2_drops_weights():
     graph, x = SparseArray.from_dense(directed().astype(float)), normal(N, IN)
     layer = nn.GATv2Conv(IN, OUT, heads=2, dropout_rate=0.5, rngs=nnx.Rngs(0), **FLOAT64)
