@@ -16,6 +16,7 @@ import ctypes  # noqa: E402
 import gc  # noqa: E402
 import pathlib  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -102,6 +103,11 @@ def golden(request):
 SHARES = {"emulated": 8, "emulated-sampled": 8, "reference": 4}
 
 
+# Tests that are left out once the time is over, and when it is: tests/helpers/tiers.py.
+IF_TIME = pytest.StashKey()
+UNTIL = os.environ.get("SGAP_TEST_UNTIL")
+
+
 def pytest_collection_modifyitems(config, items):
     """Selects the tests of the tier; of a backend with a share, for each matrix another share."""
     groups = {}
@@ -118,10 +124,20 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(variants)
         if i % SHARES[backend] != turn % min(SHARES[backend], len(variants))
     }
-    left |= tiers.left_out([item for item in items if item not in left], config.option.tier)
+    candidates = [item for item in items if item not in left]
+    left |= tiers.left_out(candidates, config.option.tier)
+    if UNTIL and config.option.tier == "all":
+        config.stash[IF_TIME] = tiers.left_out(candidates, "test")
+        items.sort(key=lambda item: item in config.stash[IF_TIME])
     left |= golden_files.left_out(items) if config.option.write_golden else set()
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item in item.config.stash.get(IF_TIME, ()) and time.time() > float(UNTIL):
+        pytest.skip("not in the tier `test`, and the time is over (SGAP_TEST_UNTIL)")
 
 
 @pytest.hookimpl(wrapper=True)

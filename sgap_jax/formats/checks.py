@@ -32,6 +32,8 @@ def check_concrete(x: Any, name: str, what: str, instead: str) -> None:
 
 def check_flag(flag: Any, name: str, what: str) -> bool:
     """`flag` as a bool, which must be static."""
+    if isinstance(flag, str):  # of which "no" would be true
+        raise ValueError(f"{what}: {name}: expected True or False, got {flag!r}")
     if not isinstance(flag, bool):
         check_concrete(flag, name, what, f"under jax.jit name it in static_argnames, {name!r}")
     return bool(flag)

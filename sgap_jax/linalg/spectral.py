@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.sparse.linalg import lobpcg_standard
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
@@ -169,6 +168,7 @@ def lobpcg(
     Source: `jax.experimental.sparse.linalg.lobpcg_standard`, `scipy.sparse.linalg.lobpcg`; Knyazev
     (2001).
     """
+
     op = "lobpcg"
     A = check_square(op, A)
     X = check_right_side(op, A, X, "X")
@@ -195,6 +195,8 @@ def _lobpcg(
 
     def times(X: jax.Array) -> jax.Array:
         return product(fixed, X) if largest else bound * X - product(fixed, X)
+
+    from jax.experimental.sparse.linalg import lobpcg_standard  # takes 0.2 s
 
     _, vectors, _ = lobpcg_standard(times, jax.lax.stop_gradient(X), maxiter, tol)
     return jnp.sum(vectors * product(A, vectors), axis=0), vectors

@@ -58,7 +58,7 @@ def triangular_solve(
     A = check_square(op, A)
     lower = checks.check_flag(lower, "lower", op)
     unit_diagonal = checks.check_flag(unit_diagonal, "unit_diagonal", op)
-    if isinstance(trans, bool) or trans not in _TRANSPOSED:
+    if isinstance(trans, bool) or not isinstance(trans, int | str) or trans not in _TRANSPOSED:
         raise ValueError(f"{op}: trans: expected 0, 1, 2, 'N', 'T' or 'C', got {trans!r}")
     b = check_right_side(op, A, b)
     if not unit_diagonal:
@@ -90,7 +90,7 @@ def check_diagonal(op: str, A: SparseArray) -> None:
 def _solved(A: SparseArray, b: jax.Array, *, lower: bool, unit_diagonal: bool) -> jax.Array:
     wide = jnp.float32 if jnp.finfo(b.dtype).bits < 32 else b.dtype
     T = _triangle(A.asformat(CSR).astype(wide), lower, unit_diagonal)
-    columns = b.astype(wide).reshape(b.shape[0], -1)
+    columns = b.astype(wide).reshape(b.shape[0], 1 if b.ndim == 1 else b.shape[1])
 
     def times(T: SparseArray, x: jax.Array) -> jax.Array:
         return product(T, x) + x if unit_diagonal else product(T, x)
@@ -122,8 +122,9 @@ def ilu(A: SparseArray) -> Partial:
     """r -> U^-1 L^-1 r with the incomplete factors of A of level 0: for any A that elimination
     without pivoting takes, such as one whose diagonal dominates.
 
-    L U = A at the entries of A, with L and U stored there alone. One pass over A makes them, each
-    use takes two triangular solves. Values may be traced, and structures too.
+    L U = A at the entries of A, with L and U stored there alone; entries of one place are summed.
+    One pass over A makes them, each use takes two triangular solves. Values may be traced, and
+    structures too.
 
     Args:
       A: sparse [n, n] of any format, with all of its diagonal stored.
@@ -147,7 +148,7 @@ def ichol(A: SparseArray, *, shift: float = 0.0) -> Partial:
     Raises ValueError as `ilu`. Source: Meijerink and van der Vorst (1977); Manteuffel (1980) for
     the shift.
     """
-    A = check_square("ichol", A)
+    A = check_square("ichol", A).sum_duplicates()
     A = A.astype(floating("ichol", A)).asformat(CSR)
     row, column = A.coordinates()
     scale = jnp.where(row == column, 1 + jnp.asarray(shift), jnp.ones(()))
@@ -155,7 +156,7 @@ def ichol(A: SparseArray, *, shift: float = 0.0) -> Partial:
 
 
 def _factors(op: str, A: SparseArray) -> SparseArray:
-    A = check_square(op, A)
+    A = check_square(op, A).sum_duplicates()
     check_diagonal(op, A)
     return _factored(A.astype(floating(op, A)).asformat(CSR))
 
@@ -169,13 +170,23 @@ def _factored(A: SparseArray) -> SparseArray:
     return A.with_values(primitive.incomplete_lu(offsets, indices, values, A.shape[0]))
 
 
-def _of_lu(factors: SparseArray, r: jax.Array) -> jax.Array:
-    below = _solved(factors.astype(r.dtype), r, lower=True, unit_diagonal=True)
-    return _solved(factors.astype(r.dtype), below, lower=False, unit_diagonal=False)
+def _promoted(op: str, factors: SparseArray, r: Any) -> tuple[SparseArray, jax.Array]:
+    """Both in the dtype of the result: that of r, complex where the factors are."""
+    given = jnp.asarray(r)
+    r = check_right_side(op, factors, given, "r")
+    if jnp.issubdtype(given.dtype, jnp.inexact) and not jnp.iscomplexobj(factors.values):
+        r = given  # the factors of 16-bit matrices are wider than these
+    return factors.astype(r.dtype), r
 
 
-def _of_cholesky(factors: SparseArray, r: jax.Array) -> jax.Array:
-    L = factors.astype(r.dtype)
+def _of_lu(factors: SparseArray, r: Any) -> jax.Array:
+    factors, r = _promoted("ilu", factors, r)
+    below = _solved(factors, r, lower=True, unit_diagonal=True)
+    return _solved(factors, below, lower=False, unit_diagonal=False)
+
+
+def _of_cholesky(factors: SparseArray, r: Any) -> jax.Array:
+    L, r = _promoted("ichol", factors, r)
     below = _solved(L, r, lower=True, unit_diagonal=True)
     pivots = L.diagonal().reshape(-1, *[1] * (r.ndim - 1))
     adjoint = L.with_values(jnp.conj(L.values)).T

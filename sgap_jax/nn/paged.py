@@ -110,8 +110,8 @@ class PagedCache:
         q = jnp.asarray(q)
         if q.ndim != 4 or q.shape[0] != B:
             raise ValueError(f"{op}: q must have shape [{B}, T, H, D], got {list(q.shape)}")
-        for name in ("segment_ids", "is_causal", "query_offset", "dropout_rate", "bias"):
-            if name in options:
+        for name in options:
+            if name not in ("scale", "softcap", "sinks", "schedule"):
                 raise NotImplementedError(f"{op}: {name}: pages have none of it")
         T, H = q.shape[1:3]
         longest = most * size

@@ -1,6 +1,7 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,8 +149,12 @@ def as_softcap(op: str, softcap: Any) -> float:
     if softcap is None:
         return 0.0
     check_concrete(softcap, "softcap", op, "a soft cap is static: make it outside jit")
-    if not math.isfinite(softcap) or softcap <= 0:
-        raise ValueError(f"{op}: softcap must be a positive number, got {softcap}")
+    limits = np.finfo(np.float32)
+    if (
+        not isinstance(softcap, numbers.Real | np.number)
+        or not limits.tiny <= softcap <= limits.max
+    ):
+        raise ValueError(f"{op}: softcap must be a positive number of float32, got {softcap!r}")
     return float(softcap)
 
 
@@ -232,7 +237,8 @@ def _segments(op: str, name: str, ids: Any, batch: int, size: int, nothing: int)
         )
     ids = _widened(ids)
     inside = (ids >= 0) & (ids <= INT32_MAX)
-    return jnp.where(inside, ids, nothing).astype(jnp.int32).reshape(-1, size)
+    segments = jnp.where(inside, ids, nothing).astype(jnp.int32)
+    return segments if ids.ndim == 2 else segments[None]
 
 
 def _seeds(op: str, rng: Any, shape: tuple[int, int], heads: int) -> jax.Array:

@@ -119,4 +119,4 @@ def test_kept_memory_is_not_faulted_in_again():
     kept, fresh, later = subprocess.run(
         run, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert kept == "True" and int(later) <= int(fresh) // 4, (fresh, later)
+    assert kept == "True" and int(later) <= int(fresh) // 2, (fresh, later)

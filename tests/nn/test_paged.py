@@ -31,7 +31,7 @@ def filled():
 @pytest.mark.parametrize("window", [None, 4])
 def test_decoding_is_attention_over_each_sequence(window):
     cache, k, v = filled()
-    slopes, table = drawn(H) ** 2, drawn(H, 5)
+    slopes, table = drawn(H) ** 2, drawn(H, 6 if window else 5)
     options = dict(alibi_slopes=slopes, relative_bias=table, softcap=3.0)
     new_k, new_v, q = drawn(B, 2, HK, D), drawn(B, 2, HK, D), drawn(B, 2, H, D)
 
@@ -107,3 +107,5 @@ def test_errors():
         cache.attend(drawn(B, 1, H, D), segment_ids=0)
     with pytest.raises(ValueError, match=r"tables must have shape \[B, most\]"):
         nn.PagedCache.empty([1, 2], SIZE, HK, D)
+    with pytest.raises(NotImplementedError, match="return_lse: pages have none"):
+        cache.attend(jnp.ones((3, 1, 2, 4)), return_lse=True)

@@ -316,8 +316,10 @@ def test_nothing_of_the_size_of_the_pattern_is_formed():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        (dict(softcap=-1.0), ValueError, "softcap must be a positive number, got -1.0"),
+        (dict(softcap=-1.0), ValueError, "softcap must be a positive number of float32, got -1.0"),
         (dict(softcap=float("nan")), ValueError, "softcap must be a positive number"),
+        (dict(softcap=1e39), ValueError, "softcap must be a positive number of float32, got 1e"),
+        (dict(softcap="2"), ValueError, "softcap must be a positive number of float32, got '2'"),
         (dict(alibi_slopes=jnp.ones(3)), ValueError, r"alibi_slopes.*\[4\], got \[3\]"),
         (dict(relative_bias=jnp.ones((3, 5))), ValueError, r"relative_bias.*\[4, R\]"),
         (dict(relative_bias=jnp.ones((4, 0))), ValueError, "relative_bias"),
@@ -372,3 +374,10 @@ def test_a_handler_refuses_what_does_not_fit(change, words):
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 6, 2, 4), (1, 6, 2))]
     with pytest.raises(Exception, match=f"attention.*{words}"):
         jax.ffi.ffi_call("sgap_attention_cvs_v2", shapes)(*arrays, **attrs)
+
+
+def test_segments_without_keys():
+    q, kv = jnp.ones((1, 3, 1, 4)), jnp.ones((1, 0, 1, 4))
+    none = SparseArray.from_dense(np.zeros((3, 0), np.float32))
+    ids = dict(segment_ids=[0, 0, 0], kv_segment_ids=np.zeros(0, int))
+    assert not np.any(sparse_attention(q, kv, kv, none, **ids))

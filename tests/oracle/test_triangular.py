@@ -154,6 +154,23 @@ def test_incomplete_factors():
         np.testing.assert_allclose(M(jnp.asarray(r)), spl.spsolve(matrix.tocsc(), r), rtol=1e-10)
 
 
+def test_incomplete_factors_of_complex_and_repeated_entries():
+    """Of a tridiagonal matrix they are the factors themselves."""
+    a = np.diag(np.full(6, 4.0)) + np.diag(np.full(5, -1j), 1) + np.diag(np.full(5, 1j), -1)
+    for of_factors in (linalg.ilu, linalg.ichol):
+        for right in (b[:6], list(range(6))):
+            with jax.numpy_dtype_promotion("standard"):  # of a real vector
+                got = of_factors(of(a))(right)
+            np.testing.assert_allclose(got, np.linalg.solve(a, right), rtol=1e-12)
+    row, column = np.nonzero(a)
+    halves = (a.real + a.imag)[row, column].repeat(2) / 2
+    offsets = np.searchsorted(row.repeat(2), np.arange(7)).astype(np.int32)
+    made = jax.jit(lambda v, c: SparseArray.from_arrays(v, offsets, c, shape=(6, 6), format=CSR))
+    twice = made(halves, column.repeat(2).astype(np.int32))
+    want = np.linalg.solve(a.real + a.imag, b[:6])
+    np.testing.assert_allclose(linalg.ilu(twice)(b[:6]), want, rtol=1e-12)
+
+
 @pytest.mark.parametrize("precondition, solver", [("ichol", "cg"), ("ilu", "bicgstab")])
 def test_preconditioners_save_products(precondition, solver):
     A = SparseArray.from_scipy(grid(24))
@@ -206,6 +223,12 @@ def test_operators_of_lineax():
     np.testing.assert_allclose(got, want.reshape(-1)[np.flatnonzero(a)], rtol=1e-6)
 
 
+def test_nothing_to_solve():
+    none = of(np.zeros((0, 0)))
+    assert linalg.triangular_solve(none, np.zeros(0)).shape == (0,)
+    assert linalg.triangular_solve(none, np.zeros((0, 3))).shape == (0, 3)
+
+
 def test_wrong_arguments_are_named():
     A = of(SQUARE)
     hollow = of(SQUARE - np.diag(np.diag(SQUARE)))
@@ -231,3 +254,9 @@ def test_wrong_arguments_are_named():
         linalg.lobpcg(A, B[:, :3])
     with pytest.raises(TypeError, match="A must be a SparseArray"):
         linalg.lineax_operator(SQUARE)
+    with pytest.raises(ValueError, match="lower: expected True or False, got 'no'"):
+        linalg.triangular_solve(of(SQUARE), b, lower="no")
+    with pytest.raises(ValueError, match="trans: expected 0, 1, 2"):
+        linalg.triangular_solve(of(SQUARE), b, trans=[1])
+    with pytest.raises(ValueError, match=r"ilu: r: expected shape \[12\]"):
+        linalg.ilu(of(SQUARE))(b[1:])
