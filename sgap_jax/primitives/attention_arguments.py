@@ -1,7 +1,6 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
 import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,11 +148,9 @@ def as_softcap(op: str, softcap: Any) -> float:
     if softcap is None:
         return 0.0
     check_concrete(softcap, "softcap", op, "a soft cap is static: make it outside jit")
-    limits = np.finfo(np.float32)
-    if (
-        not isinstance(softcap, numbers.Real | np.number)
-        or not limits.tiny <= softcap <= limits.max
-    ):
+    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    number = not isinstance(softcap, str) and np.ndim(softcap) == 0
+    if not number or not least <= float(softcap) <= most:
         raise ValueError(f"{op}: softcap must be a positive number of float32, got {softcap!r}")
     return float(softcap)
 
