@@ -127,8 +127,9 @@ def pytest_collection_modifyitems(config, items):
     candidates = [item for item in items if item not in left]
     left |= tiers.left_out(candidates, config.option.tier)
     if UNTIL and config.option.tier == "all":
-        config.stash[IF_TIME] = tiers.left_out(candidates, "test")
-        items.sort(key=lambda item: item in config.stash[IF_TIME])
+        config.stash[IF_TIME] = tiers.left_out(candidates, "check")
+        others = tiers.left_out(candidates, "test")
+        items.sort(key=lambda item: (item in config.stash[IF_TIME]) + (item in others))
     left |= golden_files.left_out(items) if config.option.write_golden else set()
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
@@ -137,7 +138,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     if item in item.config.stash.get(IF_TIME, ()) and time.time() > float(UNTIL):
-        pytest.skip("not in the tier `test`, and the time is over (SGAP_TEST_UNTIL)")
+        pytest.skip("not in the tier `check`, and the time is over (SGAP_TEST_UNTIL)")
 
 
 @pytest.hookimpl(wrapper=True)

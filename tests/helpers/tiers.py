@@ -17,8 +17,9 @@ with a larger budget in a tier, or one that belongs to a tier, has a mark:
 
 Which variants run depends on names, values and that file only, so it is the same on every machine,
 and a new parameter value is in every tier at once. One exception: with SGAP_TEST_UNTIL, seconds
-since 1970, which `.ci/run` sets, `all` runs the tests of `test` first, and skips what has not begun
-by then of the others: so the slowest machine ends in time.
+since 1970, which `.ci/run` sets, `all` runs the tests of `check` first, then those of `test`, then
+others, and skips what has not begun by then and is not in `check`: the slowest machine ends in time
+and says how much it has left out.
 """
 
 import collections
