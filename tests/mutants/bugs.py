@@ -196,8 +196,8 @@ PYTHON = (
         name="unchecked_entries_in_row_max",
         room="primitives/row_reduce",
         file="sgap_jax/primitives/row_reduce.py",
-        text="nothing = -math.inf if primitive is row_max_p else 0.0",
-        replacement="nothing = 0.0",
+        text="nothing=-math.inf if primitive is row_max_p else 0.0",
+        replacement="nothing=0.0",
         breaks="row_max of unchecked arrays is 0 where a negative row has an entry out of range",
         focus=("tests/property/test_unchecked_structures.py",),
     ),
@@ -226,8 +226,8 @@ PYTHON = (
         name="sign_of_the_gradient_in_sinks",
         room="primitives/attention",
         file="sgap_jax/primitives/attention.py",
-        text="dsinks = -(share * unfused.delta(dout, out, dlse)).sum(1)",
-        replacement="dsinks = (share * unfused.delta(dout, out, dlse)).sum(1)",
+        text="dsinks = -(share * unfused.delta(dout, x.out, dlse)).sum(1)",
+        replacement="dsinks = (share * unfused.delta(dout, x.out, dlse)).sum(1)",
         breaks="the gradient of attention in its sinks has the wrong sign",
         focus=("tests/grad/test_attention.py", "tests/grad/test_derivatives.py"),
     ),
@@ -298,12 +298,12 @@ PYTHON = (
         ),
     ),
     Bug(
-        name="dropout_without_its_factor",
+        name="rotary_embedding_turned_back",
         room="nn",
         file="sgap_jax/nn/attend.py",
-        text="jnp.where(kept, weights / (1 - rate), jnp.zeros_like(weights))",
-        replacement="jnp.where(kept, weights, jnp.zeros_like(weights))",
-        breaks="dropout of attention weights does not keep their expectation",
+        text="b * cos + a * sin",
+        replacement="b * cos - a * sin",
+        breaks="rotary embeddings turn half of the features the other way: no rotation",
         focus=("tests/nn/test_attention.py",),
     ),
     Bug(
@@ -380,10 +380,10 @@ CPP = (
         name="causal_mask_within_vectors",
         room="cpu/attention",
         file="cpu/attention/attention_rows.h",
-        text="const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;",
+        text="const int64_t first = args.is_causal && own + 1 < length ? own + 1 : length;",
         replacement=(
             "const int64_t first =\n"
-            "        args.is_causal && at.row + at.lanes < length ? at.row + at.lanes : length;"
+            "        args.is_causal && own + at.lanes < length ? own + at.lanes : length;"
         ),
         breaks="is_causal leaves no key out within the vectors of CVS(V)",
         focus=("tests/oracle/test_attention.py",),
