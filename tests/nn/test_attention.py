@@ -215,6 +215,19 @@ def test_linen_layer_is_linens_own(each):
     assert not np.allclose(draw(1), draw(2))
 
 
+def test_rotary_embeddings_turn_pairs_of_features():
+    """Feature c and c + D / 2 as a complex number, times e^(i position base^(-2 c / D))."""
+    x, positions = (
+        np.random.default_rng(0).standard_normal((2, 5, 3, 8)),
+        np.array([0, 1, 2, 7, 40]),
+    )
+    turned = np.exp(1j * positions[:, None] * 100.0 ** (-np.arange(4) / 4))[:, None]
+    expected = (x[..., :4] + 1j * x[..., 4:]) * turned
+    found = nn.rotary_embedding(jnp.asarray(x), jnp.asarray(positions), base=100.0)
+    expected = np.concatenate([expected.real, expected.imag], -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_rotary_embeddings_are_not_lost_silently(monkeypatch):
     """Also under versions of Flax that have none."""
     name = "dot_product_attention_with_rope"
