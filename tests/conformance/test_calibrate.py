@@ -108,7 +108,9 @@ def faults():
         f(A, B).block_until_ready()  # 41 MB
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 fresh = faults()
-print(keep_memory(), fresh, faults())
+kept = keep_memory()
+faults()  # the heap grows to what it needs
+print(kept, fresh, min(faults() for _ in range(4)))
 """
 
 
@@ -119,4 +121,4 @@ def test_kept_memory_is_not_faulted_in_again():
     kept, fresh, later = subprocess.run(
         run, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert kept == "True" and int(later) <= int(fresh) // 2, (fresh, later)
+    assert kept == "True" and int(later) <= int(fresh) // 4, (fresh, later)
