@@ -12,7 +12,8 @@
 
 namespace sgap {
 
-namespace baseline {
+// Of CMake: baseline, or the only one of the build.
+namespace SGAP_FIRST_ISA {
 extern const KernelTable kKernelTable;
 }
 #if SGAP_SEVERAL_ISAS
@@ -59,7 +60,7 @@ bool HasTiles() {
 #endif
 
 std::vector<const KernelTable*> SupportedTables() {
-  std::vector<const KernelTable*> tables = {&baseline::kKernelTable};
+  std::vector<const KernelTable*> tables = {&SGAP_FIRST_ISA::kKernelTable};
 #if SGAP_SEVERAL_ISAS
   __builtin_cpu_init();
   // Every x86-64 processor with AVX2 also converts half precision (F16C, for which GCC 11 has

@@ -24,9 +24,11 @@ from sgap_jax import (
     CVS,
     Reference,
     SparseArray,
+    aggregate,
     einsum,
     gsddmm,
     gspmm,
+    linalg,
     row_max,
     row_sum,
     sddmm,
@@ -129,6 +131,41 @@ def sparse_product(A, B, schedule):
     return C.todense().sum() + spgemm(square, A, mask=A, schedule=schedule).values
 
 
+def vectors(A):
+    """A vector for each entry, that depends on the values."""
+    return jnp.sin(A.values[:, None] * jnp.arange(1.0, N + 1))
+
+
+def messages(A, B, schedule):
+    """Vectors of entries, summed to rows by columns and by rows, and the greatest of each row."""
+    V, X = vectors(A), normal(M, N)
+    total = gspmm(A, B, values=V, schedule=schedule) + aggregate(A, V, "mean", schedule=schedule)
+    most = gspmm(A, X, values=V, op="add", reduce="max", transpose=True, schedule=schedule)
+    return total + most.sum()
+
+
+def vectors_of_rows(A, B, schedule):
+    V = sparse_softmax(A, values=vectors(A), schedule=schedule)
+    V = V + gsddmm(A, normal(M, N), B, op="add", reduce=None, schedule=schedule)
+    return row_max(A, values=V, schedule=schedule) + row_sum(A, values=V, schedule=schedule)
+
+
+def attention_terms(A, B, schedule):
+    rate = {"dropout_rate": 0.25, "dropout_rng": jax.random.key(1)}
+    terms = {"softcap": 2.0, "alibi_slopes": B[:2, 0], "relative_bias": normal(2, M + K)}
+    segments = {"segment_ids": jnp.arange(M) // 4, "kv_segment_ids": jnp.arange(K) // 4}
+    return attention(A, B, schedule, query_offset=2, **terms, **segments, **rate)
+
+
+def solves(A, B, schedule):
+    """Triangular solves, also with incomplete factors, of a square matrix in CSR."""
+    square = SparseArray.from_arrays(A.values, A.row_offsets, A.column_indices, shape=(M, M))
+    b = normal(M, N)
+    upper = linalg.triangular_solve(square, b, lower=False, trans=1)
+    found = linalg.triangular_solve(square, b, unit_diagonal=True) + upper + linalg.ilu(square)(b)
+    return jnp.where(jnp.isfinite(found), jnp.tanh(found), 0)
+
+
 # Every operation that reads index arrays, as a function of a matrix A, B [K, N] and a schedule.
 OPERATIONS = {
     "spmm": lambda A, B, s: spmm(A, B, schedule=s),
@@ -147,12 +184,17 @@ OPERATIONS = {
     "row_max": lambda A, B, s: jnp.tanh(row_max(A, schedule=s)),
     "attention": attention,
     "attention_bias": lambda A, B, s: attention(A, B, s, bias=A.values, is_causal=True),
+    "attention_terms": attention_terms,
+    "messages": messages,
+    "vectors_of_rows": vectors_of_rows,
+    "solves": solves,
     "einsum": lambda A, B, s: einsum("ij,jk->ik", A, B, schedule=s),
     "todense": lambda A, B, s: A.todense(),
     "sums": lambda A, B, s: A.sum(0) + A.diagonal().sum() + A.row_lengths.sum().astype(A.dtype),
     "converted": lambda A, B, s: A.asformat(CSC).asformat(COO).asformat(CSR).todense(),
 }
 ONE_FORMAT = ("CSR", "CVS", "BCSR")  # formats of attention
+ONE_VALUE = ("sparse_product", "messages", "vectors_of_rows")  # entries, not blocks
 DERIVATIVES = ("value", "gradient", "second")
 HAVE_SECOND = ("spmm", "sddmm", "softmax", "gspmm_max", "attention")
 
@@ -162,7 +204,9 @@ def cases():
         for name in FORMATS:
             if operation.startswith("attention") and name not in ONE_FORMAT:
                 continue
-            if operation == "sparse_product" and FORMATS[name].block_shape:
+            if operation in ONE_VALUE and FORMATS[name].block_shape:
+                continue
+            if operation == "solves" and name != "CSR":
                 continue
             if operation == "attention_bias" and name == "BCSR":
                 continue

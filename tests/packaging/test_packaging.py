@@ -66,7 +66,7 @@ def distributions(tmp_path_factory, toolkit):
     """
     out = tmp_path_factory.mktemp("dist")
     settings = {"SGAP_CUBINS": "ON" if toolkit else "OFF", "SGAP_CUBINS_OPS": "row_sum"}
-    settings |= {"SGAP_OPTIMIZATION": "-O0", "SGAP_BASELINE_ONLY": "ON"}
+    settings |= {"SGAP_OPTIMIZATION": "-O0", "SGAP_ONLY_ISA": "baseline"}
     words = [f"-Ccmake.define.{name}={value}" for name, value in settings.items()]
     environment = {"CUDA_HOME": str(toolkit)} if toolkit else {}
     run(sys.executable, "-m", "build", *words, "--outdir", out, ROOT, cwd=out, env=environment)
