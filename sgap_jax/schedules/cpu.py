@@ -195,6 +195,8 @@ _INTEL_USES = 32  # of each head's keys, on Intel
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
+_GROUPED = 32  # bytes of the vectors with which long column vectors are taken in groups of rows
+_WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
 
@@ -207,7 +209,7 @@ class AttentionPlan:
       backward_packed: the same in the backward pass, where dK and dV are summed in such rows too.
       pieces: how many pieces the backward pass cuts the rows, and the keys, into.
       key_pieces: how many pieces of the keys a task of the forward pass takes one after another.
-      nonzeros: of such a task, at least.
+      nonzeros: of a task of the forward pass, at least.
     """
 
     packed: bool
@@ -250,6 +252,10 @@ def attention_plan(
 
     Where K and V of a head are larger than the second-level cache, and its keys are used often, the
     rows of a task meet them in pieces that fill half of it.
+
+    Where vectors have 32 bytes, a kernel takes up to 64 rows of a column vector against a block of
+    keys at once. A block row is a task then, if there are enough of them: pieces of block rows
+    would each leave all its rows in memory.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
@@ -273,6 +279,11 @@ def attention_plan(
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
     plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
+    if length > 1 and not problem.symbolic and machine.vector_bytes == _GROUPED:
+        blocks = -(-rows // length)
+        if blocks * problem.batch >= _WHOLE_ROWS:
+            plan = dataclasses.replace(plan, nonzeros=problem.nnz // blocks)
+        return plan
     known = not problem.symbolic and length == 1 and not problem.dtype.endswith("16")
     if not known or problem.nnz < _PIECE_USES * keys:
         return plan
