@@ -159,6 +159,15 @@ def test_pieces_of_keys_fit_the_cache():
     assert plan(8, 8, 1, 1, rows=1, keys=65536, nnz=2048).key_pieces == 1  # a step of decoding
 
 
+def test_keys_half_a_page_apart_are_copied_for_short_vectors():
+    with on_machine(Machine(vector_bytes=32, l2_bytes=1 << 19)):
+        found = plan(8, 8, 1, 1, rows=4096, keys=4096, nnz=256 * 4096)
+        assert found.packed and found.key_pieces == 1
+        assert not plan(4, 4, 1, 1, rows=4096, keys=4096, nnz=256 * 4096).packed
+        long = plan(8, 8, 1, 1, rows=16384, keys=16384, nnz=256 * 16384)
+        assert long.packed and long.key_pieces == 8
+
+
 def test_block_rows_are_whole_where_rows_are_taken_in_groups():
     def nonzeros(length, heads, vector_bytes):
         with on_machine(Machine(vector_bytes=vector_bytes)):
