@@ -173,8 +173,8 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       constexpr bool kGrouped = std::is_same_v<decltype(count), int>;
       const int padded_rows = count;
       const int64_t row = at.row * args.row_heads + head;
-      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, padded_rows, args.padded_depth,
-                  Acc(args.scale), q);
+      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, padded_rows,
+                  args.padded_depth, Acc(args.scale), q);
       // Of whole rows of accumulators dout is read, and dq added up, where they are.
       BackwardRows<Acc> rows{
           q, dout, lse, delta, dq, nullptr, args.padded_value_depth, args.padded_depth};
@@ -194,7 +194,8 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
         LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, padded_rows,
                     args.padded_value_depth, Acc(1), dout);
         LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride,
-                      first ? 0 : at.height, args.depth, padded_rows, args.padded_depth, Acc(1), dq);
+                      first ? 0 : at.height, args.depth, padded_rows, args.padded_depth, Acc(1),
+                      dq);
       }
       const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + row;
       if (first) Deltas<T>(args, at, rows.dout, rows.dout_row, deltas + at.row);

@@ -68,6 +68,22 @@ struct AttentionTile {
     return Shuffle<(((i & kStep) ? kSize : 0) + ((i & ~kStep) | (kBit ? kStep : 0)))...>(a, b);
   }
 
+  // kPart values in the lanes of every row.
+  static V Repeated(const Acc* values) {
+    if constexpr (!kMany && kPart == 1) {
+      return *values - V{};
+    } else if constexpr (!kMany && kPart < kSize && kPart * sizeof(Acc) == 8) {
+      int64_t pair;
+      __builtin_memcpy(&pair, values, sizeof(pair));
+      return BitCast<V>(Vector<int64_t, kVectorBytes / 8>{} + pair);
+    } else if constexpr (!kMany && 2 * kPart == kSize) {
+      const auto half = Load<Acc, kPart>(values);
+      return Concat<Acc, kPart>(half, half);
+    } else {
+      return LoadRepeated<Acc, kSize, kPart>(values);
+    }
+  }
+
   // scores = rows . keys for kKeys keys, of which `keys(j)` points to the j-th.
   template <int kKeys, typename Keys>
   static void Dots(const Acc* left, int64_t depth, Keys keys, Acc* scores) {
@@ -84,7 +100,7 @@ struct AttentionTile {
         const Acc* key = keys(j) + s * kPart;
 #pragma GCC unroll 4
         for (int u = 0; u < kSteps; ++u) {
-          sums[j] += rows[u] * LoadRepeated<Acc, kSize, kPart>(key + u * kPart);
+          sums[j] += rows[u] * Repeated(key + u * kPart);
         }
       }
     }
@@ -92,7 +108,7 @@ struct AttentionTile {
       const V rows = Load<Acc, kSize>(left + s * kSize);
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        sums[j] += rows * LoadRepeated<Acc, kSize, kPart>(keys(j) + s * kPart);
+        sums[j] += rows * Repeated(keys(j) + s * kPart);
       }
     }
 #pragma GCC unroll 16
