@@ -1,4 +1,5 @@
 #include "cpu/attention/attention_backward.h"
+#include "cpu/attention/attention_groups.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
@@ -15,20 +16,68 @@ struct BackwardRows {
   int64_t dout_row, dq_row;
 };
 
+// What the scores of kRows rows and their slopes, dout . v, become: probabilities, times the
+// factors of dropout, and gradients of the scores.
+template <typename Acc, int kRows>
+void Differentiate(const BlockTerms<Acc, kRows>& terms, int padded, Vector<Acc, kLanes<Acc>> lse,
+                   Vector<Acc, kLanes<Acc>> delta, Acc* scores, Acc* slopes) {
+  constexpr int kSize = kLanes<Acc>;
+  using V = Vector<Acc, kSize>;
+  for (int i = 0; i < padded * kRows; i += kSize) {
+    const V x = ExpOfNegative<kSize>(Load<Acc, kSize>(scores + i) - lse);
+    V along = Load<Acc, kSize>(slopes + i), kept = x;
+    if (terms.Drops()) {
+      const V factor = terms.Kept(i);
+      along *= factor, kept *= factor;
+    }
+    const V slope = x * (along - delta);
+    Store<Acc, kSize>(scores + i, kept);
+    Store<Acc, kSize>(slopes + i, x == 0 ? V{} : slope);  // whatever a masked value holds
+  }
+}
+
+// Hands the gradients of the scores of kRows rows to the bias and to the terms, dbias being that of
+// the rows and of the first vector, and takes them through the soft cap, whose derivatives `curbs`
+// has.
+template <typename Acc, int kRows>
+void PassGradients(const AttentionBackwardArgs& args, const BlockTerms<Acc, kRows>& terms,
+                   int64_t lanes, int count, int padded, Acc* dbias, double* term_sums,
+                   const Acc* curbs, Acc* slopes) {
+  using Tile = AttentionTile<Acc, kRows>;
+  constexpr int kSize = Tile::kSize;
+  using V = typename Tile::V;
+  if (dbias) {
+    for (int j = 0; j < count; ++j, dbias += args.length) {
+      for (int r = 0; r < lanes; ++r) dbias[r] = slopes[Tile::At(j, r)];
+    }
+  }
+  if (term_sums) terms.AddGradients(padded, slopes, term_sums);
+  for (int i = 0; terms.Curbs() && i < padded * kRows; i += kSize) {
+    const V slope = Load<Acc, kSize>(slopes + i);
+    // A masked entry may have a score, and with it a derivative, of NaN.
+    Store<Acc, kSize>(slopes + i, slope == 0 ? slope : slope * Load<Acc, kSize>(curbs + i));
+  }
+}
+
+// Where the gradients of the terms of a task's rows are added up, or null.
+inline double* TermSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                        const AttentionRows& at) {
+  const int64_t own = (at.batch * args.heads + at.head) * args.pieces + place.piece;
+  return args.term_sums ? args.term_sums + own * (args.terms.range + 1) : nullptr;
+}
+
 template <typename Acc, int kRows>
 void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& place,
                      const AttentionRows& at, const BackwardRows<Acc>& rows, Run run, int64_t end,
                      const KeySums<Acc>& sums) {
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
-  constexpr int kSize = Tile::kSize, kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
+  constexpr int kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
   alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
   alignas(64) Acc slopes[kMostKeys * kRows], curbs[kMostKeys * kRows];
   Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
   ScoreBlock<Acc, kRows> block(args, at);
-  const int64_t own = (at.batch * args.heads + at.head) * args.pieces + place.piece;
-  double* const term_sums =
-      args.term_sums ? args.term_sums + own * (args.terms.range + 1) : nullptr;
+  double* const term_sums = TermSums(args, place, at);
   Tile::Interleave(rows.q, args.padded_depth, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, rows.dout_row, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
@@ -41,33 +90,61 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
     BeginKeys(args, sums, columns, keys);  // before the products, which hide the stores
     block.Compute(args, at, left_q, p, run.end, curbs);
     block.Products(left_dout, args.padded_value_depth, block.values, block.count, slopes);
-    for (int i = 0; i < block.padded * kRows; i += kSize) {
-      const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
-      V along = Load<Acc, kSize>(slopes + i), kept = terms;
-      if (block.terms.Drops()) {
-        const V factor = block.terms.Kept(i);
-        along *= factor, kept *= factor;
-      }
-      const V slope = terms * (along - delta);
-      Store<Acc, kSize>(block.scores + i, kept);
-      Store<Acc, kSize>(slopes + i, terms == 0 ? V{} : slope);  // whatever a masked value holds
-    }
-    if (rows.dbias) {
-      for (int j = 0; j < block.count; ++j) {
-        Acc* target = rows.dbias + (p + j) * args.length;
-        for (int r = 0; r < at.lanes; ++r) target[r] = slopes[Tile::At(j, r)];
-      }
-    }
-    if (term_sums) block.terms.AddGradients(block.padded, slopes, term_sums);
-    for (int i = 0; block.terms.Curbs() && i < block.padded * kRows; i += kSize) {
-      const V slope = Load<Acc, kSize>(slopes + i);
-      // A masked entry may have a score, and with it a derivative, of NaN.
-      Store<Acc, kSize>(slopes + i, slope == 0 ? slope : slope * Load<Acc, kSize>(curbs + i));
-    }
+    Differentiate(block.terms, block.padded, lse, delta, block.scores, slopes);
+    PassGradients(args, block.terms, at.lanes, block.count, block.padded,
+                  rows.dbias ? rows.dbias + p * args.length : nullptr, term_sums, curbs, slopes);
     Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq, rows.dq_row);
     Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout,
                   rows.dout_row);
     Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q, args.padded_depth);
+    run.begin += block.count;
+    if (run.begin == run.end) run = NextRun(args, place.keys, run.end, end);
+  }
+}
+
+// The same for groups of rows.
+template <typename Acc>
+void BackwardGroups(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                    const AttentionRows& at, const BackwardRows<Acc>& rows, Run run, int64_t end,
+                    const KeySums<Acc>& sums) {
+  using Groups = RowGroups<Acc>;
+  constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
+  alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
+  alignas(64) Acc slopes[Groups::kMost * kMostKeys * kRows],
+      curbs[Groups::kMost * kMostKeys * kRows];
+  Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
+  GroupedScores<Acc> block(int(at.lanes / kRows));
+  double* const term_sums = TermSums(args, place, at);
+  for (int64_t r = 0; r < at.lanes; r += kRows) {
+    Groups::Tile::Interleave(rows.q + r * args.padded_depth, args.padded_depth, args.padded_depth,
+                             left_q + r * args.padded_depth);
+    Groups::Tile::Interleave(rows.dout + r * rows.dout_row, rows.dout_row, args.padded_value_depth,
+                             left_dout + r * args.padded_value_depth);
+  }
+  while (run.begin < run.end) {
+    const int64_t p = run.begin;
+    const int32_t* columns = args.indices + p;
+    const int keys = run.end - p < kMostKeys ? int(run.end - p) : kMostKeys;
+    PointAt(sums.k, sums.k_row, columns, keys, k_targets);
+    PointAt(sums.v, sums.v_row, columns, keys, v_targets);
+    BeginKeys(args, sums, columns, keys);
+    block.Products(args, at, left_q, p, run.end);
+    Groups::Dots(left_dout, block.groups, args.padded_value_depth, block.values, block.padded,
+                 slopes, [](int) {});
+    block.ForGroups(args, at, p, curbs, [&](int g, const AttentionRows& own, const auto& terms) {
+      const int first = Groups::At(g, 0);
+      Differentiate(terms, block.padded, Load<Acc, kRows>(rows.lse + g * kRows),
+                    Load<Acc, kRows>(rows.delta + g * kRows), block.scores + first, slopes + first);
+      PassGradients(args, terms, own.lanes, block.count, block.padded,
+                    rows.dbias ? rows.dbias + p * args.length + g * kRows : nullptr, term_sums,
+                    curbs + first, slopes + first);
+    });
+    Groups::AddKeys(slopes, block.groups, block.keys, block.count, args.padded_depth, rows.dq,
+                    rows.dq_row);
+    Groups::AddRows(block.scores, block.groups, v_targets, block.count, args.padded_value_depth,
+                    rows.dout, rows.dout_row);
+    Groups::AddRows(slopes, block.groups, k_targets, block.count, args.padded_depth, rows.q,
+                    args.padded_depth);
     run.begin += block.count;
     if (run.begin == run.end) run = NextRun(args, place.keys, run.end, end);
   }
@@ -87,40 +164,42 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   const PartialRows<T> partial(args, place, head);
   Acc* deltas = static_cast<Acc*>(args.deltas) + SlotOfHead(args, place, head) * args.rows;
   alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
-  Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
+  Acc lse[kMostPassRows<Acc>] = {}, delta[kMostPassRows<Acc>] = {};  // whole vectors
   for (int64_t block = place.block_begin; block < place.block_end; ++block) {
     const int64_t end = args.offsets[block + 1];
     const Run run = NextRun(args, place.keys, args.offsets[block], end);
     if (run.begin == run.end && !first && !last) continue;
     ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
-      constexpr int kRows = decltype(count)::value;
+      constexpr bool kGrouped = std::is_same_v<decltype(count), int>;
+      const int padded_rows = count;
       const int64_t row = at.row * args.row_heads + head;
-      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
-                  Acc(args.scale), q);
+      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, padded_rows,
+                  args.padded_depth, Acc(args.scale), q);
       // Of whole rows of accumulators dout is read, and dq added up, where they are.
       BackwardRows<Acc> rows{
           q, dout, lse, delta, dq, nullptr, args.padded_value_depth, args.padded_depth};
       bool in_place = false;
-      if constexpr (std::is_same_v<T, Acc>) {
-        in_place = !args.sums && at.height == kRows;
+      if constexpr (std::is_same_v<T, Acc> && !kGrouped) {
+        in_place = !args.sums && at.height == padded_rows;
         if (in_place) {
           rows.dout = dout_head + at.row * out_row;
           rows.dout_row = out_row;
           rows.dq = partial.first + at.row * partial.stride;
           rows.dq_row = partial.stride;
-          for (int r = 0; r < (first ? kRows : 0); ++r)
+          for (int r = 0; r < (first ? padded_rows : 0); ++r)
             Clear(rows.dq + r * rows.dq_row, args.depth);
         }
       }
       if (!in_place) {
-        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
+        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, padded_rows,
                     args.padded_value_depth, Acc(1), dout);
         LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride,
-                      first ? 0 : at.height, args.depth, kRows, args.padded_depth, Acc(1), dq);
+                      first ? 0 : at.height, args.depth, padded_rows, args.padded_depth, Acc(1),
+                      dq);
       }
       const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + row;
       if (first) Deltas<T>(args, at, rows.dout, rows.dout_row, deltas + at.row);
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < padded_rows; ++r) {
         const bool inside = r < at.height;
         lse[r] = inside ? stored_lse[r * args.row_heads] : Acc(__builtin_inf());
         if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
@@ -133,7 +212,11 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       PrefetchPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
       if (first) PrefetchPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
       PrefetchPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
-      BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
+      if constexpr (kGrouped) {
+        BackwardGroups<Acc>(args, place, at, rows, run, end, sums);
+      } else {
+        BackwardVectors<Acc, decltype(count)::value>(args, place, at, rows, run, end, sums);
+      }
       for (int64_t r = 0; r < at.height; ++r) {
         const Acc* sum = rows.dq + r * rows.dq_row;
         const int64_t i = at.row + r;

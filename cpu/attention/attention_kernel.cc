@@ -1,7 +1,56 @@
+#include "cpu/attention/attention_groups.h"
 #include "cpu/attention/attention_results.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
+
+// The softmax of kRows rows in one pass: takes the scores of a block of keys into the statistics of
+// the rows, whose sums then are relative to the new peak, and makes exp(s - peak) of them.
+template <typename Acc, int kRows>
+void AddBlock(const BlockTerms<Acc, kRows>& terms, int padded, Acc* scores,
+              Vector<Acc, kLanes<Acc>>* peak, Vector<Acc, kLanes<Acc>>* total, Acc* sums,
+              int64_t depth) {
+  using Tile = AttentionTile<Acc, kRows>;
+  using V = typename Tile::V;
+  constexpr int kSize = Tile::kSize, kPart = Tile::kPart;
+  constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  // Several at a time: one maximum after the other would take as long as the exponentials.
+  constexpr int kChains = kGroupsRows && kRows == kSize ? 4 : 1;
+  V found[kChains];
+  for (int u = 0; u < kChains; ++u) found[u] = *peak;
+  for (int i = 0; i < padded * kRows; i += kChains * kSize) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kChains; ++u) {
+      const V s = Load<Acc, kSize>(scores + i + u * kSize);
+      found[u] = s > found[u] ? s : found[u];
+    }
+  }
+  V greatest = found[0];
+  for (int u = 1; u < kChains; ++u) greatest = found[u] > greatest ? found[u] : greatest;
+  greatest = Tile::GreatestOfRow(greatest);
+  // Under a peak of -inf all terms are zero, but for NaN.
+  const V shift = greatest == kLeast ? V{} : greatest;
+  const V shrink = *peak == kLeast ? V{} : ExpOfNegative<kSize>(*peak - shift);
+  V sum = *total * shrink;
+  for (int r = 0; r < kRows; ++r) {
+    if (shrink[r * kPart] == 1) continue;
+    Acc* own = sums + r * depth;
+    const Acc factor = shrink[r * kPart];
+    for (int64_t d = 0; d < depth; d += kSize) {
+      Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) * factor);
+    }
+  }
+  *peak = greatest;
+  for (int i = 0; i < padded * kRows; i += kSize) {
+    const V x = ExpOfNegative<kSize>(Load<Acc, kSize>(scores + i) - shift);
+    Store<Acc, kSize>(scores + i, x);
+    sum += x;
+  }
+  *total = sum;
+  for (int i = 0; terms.Drops() && i < padded * kRows; i += kSize) {
+    Store<Acc, kSize>(scores + i, Load<Acc, kSize>(scores + i) * terms.Kept(i));
+  }
+}
 
 // The vectors [begin, end) of some rows, in one pass over blocks of keys, added to `state`.
 template <typename Acc, int kRows>
@@ -9,43 +58,16 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
                  int64_t begin, int64_t end, const RowState<Acc>& state) {
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
-  using Block = ScoreBlock<Acc, kRows>;
-  constexpr int kSize = Tile::kSize, kPart = Tile::kPart;
+  constexpr int kPart = Tile::kPart;
   alignas(64) Acc left[kMostRowNumbers];
-  Block block(args, at);
+  ScoreBlock<Acc, kRows> block(args, at);
   const int64_t depth = state.depth;
   Tile::Interleave(rows, args.padded_depth, args.padded_depth, left);
   V peak = Tile::OfRows(state.peaks), total = {};
   for (int r = 0; r < kRows; ++r) total[r * kPart] = state.totals[r];
   for (int64_t p = begin; p < end; p += block.count) {
     block.Compute(args, at, left, p, end);
-    V greatest = peak;
-    for (int i = 0; i < block.padded * kRows; i += kSize) {
-      const V s = Load<Acc, kSize>(block.scores + i);
-      greatest = s > greatest ? s : greatest;
-    }
-    greatest = Tile::GreatestOfRow(greatest);
-    // Under a peak of -inf all terms are zero, but for NaN.
-    const V shift = greatest == Block::kLeast ? V{} : greatest;
-    const V shrink = peak == Block::kLeast ? V{} : ExpOfNegative<kSize>(peak - shift);
-    total *= shrink;
-    for (int r = 0; r < kRows; ++r) {
-      if (shrink[r * kPart] == 1) continue;
-      Acc* sums = state.sums + r * depth;
-      const Acc factor = shrink[r * kPart];
-      for (int64_t d = 0; d < depth; d += kSize) {
-        Store<Acc, kSize>(sums + d, Load<Acc, kSize>(sums + d) * factor);
-      }
-    }
-    peak = greatest;
-    for (int i = 0; i < block.padded * kRows; i += kSize) {
-      const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - shift);
-      Store<Acc, kSize>(block.scores + i, terms);
-      total += terms;
-    }
-    for (int i = 0; block.terms.Drops() && i < block.padded * kRows; i += kSize) {
-      Store<Acc, kSize>(block.scores + i, Load<Acc, kSize>(block.scores + i) * block.terms.Kept(i));
-    }
+    AddBlock(block.terms, block.padded, block.scores, &peak, &total, state.sums, depth);
     Tile::AddKeys(block.scores, block.values, block.count, depth, state.sums, depth);
   }
   for (int r = 0; r < kRows; ++r) {
@@ -53,6 +75,35 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
     Acc sum = 0;
     for (int i = 0; i < kPart; ++i) sum += total[r * kPart + i];
     state.totals[r] = sum;
+  }
+}
+
+// The same for groups of rows.
+template <typename Acc>
+void ForwardGroups(const AttentionProblem& args, const AttentionRows& at, const Acc* rows,
+                   int64_t begin, int64_t end, const RowState<Acc>& state) {
+  using Groups = RowGroups<Acc>;
+  using V = typename Groups::V;
+  constexpr int kRows = Groups::kRows;
+  alignas(64) Acc left[kMostRowNumbers];
+  GroupedScores<Acc> block(int(at.lanes / kRows));
+  const int64_t depth = state.depth;
+  for (int64_t r = 0; r < at.lanes; r += kRows) {
+    const int64_t first = r * args.padded_depth;
+    Groups::Tile::Interleave(rows + first, args.padded_depth, args.padded_depth, left + first);
+  }
+  for (int64_t p = begin; p < end; p += block.count) {
+    block.Products(args, at, left, p, end);
+    block.ForGroups(args, at, p, nullptr, [&](int g, const AttentionRows&, const auto& terms) {
+      Acc *peaks = state.peaks + g * kRows, *totals = state.totals + g * kRows;
+      V peak = Load<Acc, kRows>(peaks), total = Load<Acc, kRows>(totals);
+      AddBlock(terms, block.padded, block.scores + Groups::At(g, 0), &peak, &total,
+               state.sums + g * kRows * depth, depth);
+      Store<Acc, kRows>(peaks, peak);
+      Store<Acc, kRows>(totals, total);
+    });
+    Groups::AddKeys(block.scores, block.groups, block.values, block.count, depth, state.sums,
+                    depth);
   }
 }
 
@@ -89,7 +140,7 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
                  (batch * args.rows * args.row_heads + head) * args.value_depth;
   alignas(64) Acc loaded[kMostRowNumbers];
   alignas(64) Acc sums[kMostRowNumbers];
-  Acc peaks[kLanes<Acc>] = {}, totals[kLanes<Acc>];  // whole vectors
+  alignas(64) Acc peaks[kMostPassRows<Acc>] = {}, totals[kMostPassRows<Acc>];  // whole vectors
   const RowState<Acc> state{sums, peaks, totals, depth};
   const auto run_block = [&](int64_t block, const KeyPiece& keys, bool fresh) {
     const int64_t end = rows.piece < 0 ? args.offsets[block + 1] : rows.entry_end;
@@ -97,15 +148,18 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
         NextRun(args, keys, rows.piece < 0 ? args.offsets[block] : rows.entry_begin, end);
     if (first.begin == first.end && !fresh) return;
     ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
-      constexpr int kRows = decltype(count)::value;
-      LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
+      LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, count, args.padded_depth,
                   Acc(args.scale), loaded);
       PrefetchPass(args, at, /*next=*/true, q, stride, args.depth);
       PrefetchPass(args, at, /*next=*/!fresh, out, args.row_heads * args.value_depth,
                    args.value_depth);
-      Begin<T>(args, at, fresh, kRows, state);
+      Begin<T>(args, at, fresh, count, state);
       for (Run run = first; run.begin < run.end; run = NextRun(args, keys, run.end, end)) {
-        ForwardRows<Acc, kRows>(args, at, loaded, run.begin, run.end, state);
+        if constexpr (std::is_same_v<decltype(count), int>) {
+          ForwardGroups(args, at, loaded, run.begin, run.end, state);
+        } else {
+          ForwardRows<Acc, decltype(count)::value>(args, at, loaded, run.begin, run.end, state);
+        }
         if (keys.whole) break;
       }
       if (rows.piece < 0) {

@@ -9,6 +9,13 @@ namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
 
+// Whether long vectors are taken in groups of rows (attention_groups.h), and the most rows of a
+// pass then. With more registers than the 16 of these processors one group fills them.
+constexpr bool kGroupsRows = kVectorBytes == 32;
+constexpr int kMostGroupedRows = 64;
+template <typename Acc>
+constexpr int kMostPassRows = kGroupsRows ? kMostGroupedRows : kLanes<Acc>;
+
 // Copies a chunk of the keys of one of `count` heads; those of a chunk follow each other, as they
 // lie.
 template <typename T, typename Copy>
@@ -155,7 +162,8 @@ void PrefetchPass(const AttentionProblem& args, const AttentionRows& at, bool ne
   for (int64_t i = begin; i < end; ++i) PrefetchRow(rows + i * stride, depth);
 }
 
-// Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
+// Calls body(rows of the pass, AttentionRows) for the rows of a block row: how many is a constant,
+// or an int where they are groups of as many as a vector has lanes.
 template <typename Acc, typename Body>
 void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t block,
              Body&& body) {
@@ -164,12 +172,24 @@ void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t 
       args.padded_depth > args.padded_value_depth ? args.padded_depth : args.padded_value_depth;
   for (int64_t lane = 0, taken = 0; lane < args.length; lane += taken) {
     const int64_t left = args.length - lane, row = block * args.length + lane;
+    int64_t grouped = 0;
+    if constexpr (kGroupsRows) {
+      const int64_t fit = kMostRowNumbers / (padded > 0 ? padded : 1);
+      grouped = left < kMostGroupedRows ? left : kMostGroupedRows;
+      grouped = (grouped < fit ? grouped : fit) / kMost * kMost;
+    }
     int rows = 1;
     while (rows < kMost && rows < left && 2 * rows * padded <= kMostRowNumbers) rows *= 2;
-    taken = left < rows ? left : rows;
+    taken = grouped > kMost ? grouped : left < rows ? left : rows;
     int64_t height = args.rows - row;
     height = height < 0 ? 0 : height < taken ? height : taken;
     const AttentionRows at{batch, head, row, height, lane, taken};
+    if constexpr (kGroupsRows) {
+      if (grouped > kMost) {
+        body(int(grouped), at);
+        continue;
+      }
+    }
     const auto run = [&](auto count) { body(count, at); };
     if constexpr (kMost >= 16) {
       if (rows == 16) run(std::integral_constant<int, 16>());
@@ -203,15 +223,29 @@ void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begi
   }
 }
 
+// The place of the first row of a pass among the keys.
+inline int64_t PlaceOfRow(const AttentionProblem& args, const AttentionRows& at) {
+  const ScoreTerms& terms = args.terms;
+  return at.row + (terms.offset ? terms.offset[at.batch * terms.offset_stride] : 0);
+}
+
+inline int64_t LengthOfKeys(const AttentionProblem& args, const AttentionRows& at) {
+  return args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
+}
+
+// All rows of a pass see the keys below this one, but for the structure and for segments.
+inline int64_t SeenByAll(const AttentionProblem& args, const AttentionRows& at) {
+  const int64_t length = LengthOfKeys(args, at), own = PlaceOfRow(args, at);
+  return args.is_causal && own + 1 < length ? own + 1 : length;
+}
+
 // Scores of -inf where kRows rows do not see a key. The order of the columns is not relied on:
 // nobody has checked a traced structure.
 template <int kRows, typename Acc, typename Place>
 void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
           Place place, Acc* scores) {
-  const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
-  const ScoreTerms& terms = args.terms;
-  const int64_t own = at.row + (terms.offset ? terms.offset[at.batch * terms.offset_stride] : 0);
-  const int64_t first = args.is_causal && own + 1 < length ? own + 1 : length;
+  const int64_t length = LengthOfKeys(args, at), own = PlaceOfRow(args, at);
+  const int64_t first = SeenByAll(args, at);
   const int32_t* columns = args.indices + begin;
   for (int j = 0; j < count; ++j) {
     if (columns[j] < first) continue;  // seen by all rows
@@ -219,6 +253,26 @@ void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin, 
       const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= own + r);
       if (!seen) scores[place(j, r)] = -Acc(__builtin_inf());
     }
+  }
+}
+
+// Makes scores of the products of kRows rows with the `count` vectors from `begin` on: with terms
+// and a bias, and -inf where a row does not see a key, if `masks`, and from `count` up to `padded`.
+// The derivatives of a soft cap are written to `curbs`, unless that is null.
+template <int kRows, typename Acc>
+void FinishScores(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
+                  int padded, bool masks, BlockTerms<Acc, kRows>* terms, Acc* scores, Acc* curbs) {
+  using Tile = AttentionTile<Acc, kRows>;
+  const auto place = [](int key, int row) { return Tile::At(key, row); };
+  if (terms->Curbs()) terms->Curb(padded, scores, curbs);
+  if (args.bias) AddBias(args, at, begin, count, place, scores);
+  if (args.terms.any) {
+    terms->SetColumns(args, begin, count, padded);
+    terms->Add(padded, scores);
+  }
+  if (masks) Mask<kRows>(args, at, begin, count, place, scores);
+  for (int j = count; j < padded; ++j) {
+    for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = -Acc(__builtin_inf());
   }
 }
 
@@ -254,17 +308,8 @@ struct ScoreBlock {
     for (int j = known; j < padded; ++j) keys[j] = keys[known - 1];
     for (int j = count; j < padded; ++j) values[j] = values[count - 1];
     Products(left, args.padded_depth, keys, known, scores);
-    const auto place = [](int key, int row) { return Tile::At(key, row); };
-    if (terms.Curbs()) terms.Curb(padded, scores, curbs);
-    if (args.bias) AddBias(args, at, begin, count, place, scores);
-    if (args.terms.any) {
-      terms.SetColumns(args, begin, count, padded);
-      terms.Add(padded, scores);
-    }
-    if (args.is_causal || args.lengths) Mask<kRows>(args, at, begin, count, place, scores);
-    for (int j = count; j < padded; ++j) {
-      for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;
-    }
+    FinishScores<kRows>(args, at, begin, count, padded, args.is_causal || args.lengths, &terms,
+                        scores, curbs);
   }
 
   // Dot products of the rows with those that `with` points to, which are prefetched, up to `known`

@@ -22,6 +22,9 @@ struct AttentionTile {
                                                               : 4;
   // A value that is loaded serves two vectors: with one there would be a load for each product.
   static constexpr int kRowsTogether = kRows >= 16 ? kRows / 2 : kRows;
+  // Columns of a pass over keys: of one row, each adds to its own sum, of which eight hide the time
+  // that a multiply-add takes.
+  static constexpr int kKeyColumns = !kMany && kRows == 1 ? 8 : kRows / kRowsTogether * kTile;
   static constexpr int kAhead = 10;  // how many keys ahead of its loads a pass prefetches
   using V = Vector<Acc, kSize>;
 
@@ -65,11 +68,27 @@ struct AttentionTile {
     return Shuffle<(((i & kStep) ? kSize : 0) + ((i & ~kStep) | (kBit ? kStep : 0)))...>(a, b);
   }
 
+  // kPart values in the lanes of every row.
+  static V Repeated(const Acc* values) {
+    if constexpr (!kMany && kPart == 1) {
+      return *values - V{};
+    } else if constexpr (!kMany && kPart < kSize && kPart * sizeof(Acc) == 8) {
+      int64_t pair;
+      __builtin_memcpy(&pair, values, sizeof(pair));
+      return BitCast<V>(Vector<int64_t, kVectorBytes / 8>{} + pair);
+    } else if constexpr (!kMany && 2 * kPart == kSize) {
+      const auto half = Load<Acc, kPart>(values);
+      return Concat<Acc, kPart>(half, half);
+    } else {
+      return LoadRepeated<Acc, kSize, kPart>(values);
+    }
+  }
+
   // scores = rows . keys for kKeys keys, of which `keys(j)` points to the j-th.
   template <int kKeys, typename Keys>
   static void Dots(const Acc* left, int64_t depth, Keys keys, Acc* scores) {
     V sums[kKeys] = {};
-    constexpr int kSteps = kMany ? 4 : 2;
+    constexpr int kSteps = kMany || kRows == 1 ? 4 : 2;
     const int64_t steps = depth / kPart;
     int64_t s = 0;
     for (; s + kSteps <= steps; s += kSteps) {
@@ -81,7 +100,7 @@ struct AttentionTile {
         const Acc* key = keys(j) + s * kPart;
 #pragma GCC unroll 4
         for (int u = 0; u < kSteps; ++u) {
-          sums[j] += rows[u] * LoadRepeated<Acc, kSize, kPart>(key + u * kPart);
+          sums[j] += rows[u] * Repeated(key + u * kPart);
         }
       }
     }
@@ -89,7 +108,7 @@ struct AttentionTile {
       const V rows = Load<Acc, kSize>(left + s * kSize);
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        sums[j] += rows * LoadRepeated<Acc, kSize, kPart>(keys(j) + s * kPart);
+        sums[j] += rows * Repeated(keys(j) + s * kPart);
       }
     }
 #pragma GCC unroll 16
@@ -105,7 +124,8 @@ struct AttentionTile {
   // Prefetches the columns of one key.
   template <int kColumns>
   static void PrefetchColumns(const Acc* columns) {
-    for (int c = 0; c < kColumns; ++c) Prefetch(columns + c * kSize);
+    constexpr int kStep = kVectorBytes == 32 && kColumns > 1 ? 2 : 1;  // to the next line
+    for (int c = 0; c < kColumns; c += kStep) Prefetch(columns + c * kSize);
   }
 
   // target[r, at ..] += sum over keys of weights(key, r) * keys[key][at ..], kColumns vectors, for
@@ -125,11 +145,11 @@ struct AttentionTile {
       const Acc* weight = weights + At(j, first);
       if (j + kAhead < count) PrefetchColumns<kColumns>(keys[j + kAhead] + at);
       V x[kColumns];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) x[c] = Load<Acc, kSize>(key + c * kSize);
 #pragma GCC unroll 16
       for (int r = 0; r < kRowsTogether; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c) sums[r][c] += x[c] * weight[r * kPart];
       }
     }
@@ -142,7 +162,7 @@ struct AttentionTile {
 
   static void AddKeys(const Acc* weights, const Acc* const* keys, int count, int64_t depth,
                       Acc* target, int64_t stride) {
-    constexpr int kColumns = kRows / kRowsTogether * kTile;
+    constexpr int kColumns = kKeyColumns;
     for (int first = 0; first < kRows; first += kRowsTogether) {
       int64_t at = 0;
       for (; at + kColumns * kSize <= depth; at += kColumns * kSize) {

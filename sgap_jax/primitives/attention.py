@@ -365,9 +365,9 @@ def _cpu(
         target = "sgap_attention_cvs_v1"
         attrs = dict(chunk_nonzeros=tile.nonzeros, pack=plan.packed)
     attrs |= dict(vector_length=vector_length or 1)
-    if schedule is None and plan.key_pieces > 1:
-        nonzeros = max(attrs["chunk_nonzeros"], plan.nonzeros)
-        attrs |= dict(chunk_nonzeros=nonzeros, key_pieces=plan.key_pieces)
+    if schedule is None:
+        attrs |= dict(chunk_nonzeros=max(attrs["chunk_nonzeros"], plan.nonzeros))
+        attrs |= dict(key_pieces=plan.key_pieces) if plan.key_pieces > 1 else {}
     if terms:
         target = "sgap_attention_cvs_v2"
         attrs = dict(key_pieces=1) | attrs | _term_attributes(softcap, dropout)

@@ -195,6 +195,8 @@ _INTEL_USES = 32  # of each head's keys, on Intel
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
+_GROUPED = 32  # bytes of the vectors with which long column vectors are taken in groups of rows
+_WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
 
@@ -207,7 +209,7 @@ class AttentionPlan:
       backward_packed: the same in the backward pass, where dK and dV are summed in such rows too.
       pieces: how many pieces the backward pass cuts the rows, and the keys, into.
       key_pieces: how many pieces of the keys a task of the forward pass takes one after another.
-      nonzeros: of such a task, at least.
+      nonzeros: of a task of the forward pass, at least.
     """
 
     packed: bool
@@ -248,8 +250,17 @@ def attention_plan(
     in the forward pass and 0.37 to 0.85 in the backward pass with 32 to 2048 uses (2 to 16 heads,
     512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9.
 
+    With vectors of 32 bytes (Zen 3: caches of 32 and 512 KB, both of 8 ways) copies pay half a page
+    apart in the forward pass too: 256 of 4096 keys for each query, 8 heads of 64, take 0.63 of the
+    time in place, and 0.58 in one piece of the keys.
+
     Where K and V of a head are larger than the second-level cache, and its keys are used often, the
-    rows of a task meet them in pieces that fill half of it.
+    rows of a task meet them in pieces that fill half of it; in the forward pass over copies with
+    vectors of 32 bytes in pieces of twice its size: a Zen 3's third-level cache keeps up.
+
+    Where vectors have 32 bytes, a kernel takes up to 64 rows of a column vector against a block of
+    keys at once. A block row is a task then, if there are enough of them: pieces of block rows
+    would each leave all its rows in memory.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
@@ -265,24 +276,35 @@ def attention_plan(
     whole = not any(width % lanes for width in widths) and not problem.dtype.endswith("16")
     apart = [math.gcd(key_heads * width * wide, _PAGE) for width in widths]
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
-    packed = max(apart) == _PAGE and uses >= _COPIED_USES
-    backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
     machine = this_machine()
+    grouped = machine.vector_bytes == _GROUPED
+    packed = max(apart) * (2 if grouped else 1) >= _PAGE and uses >= _COPIED_USES
+    backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
     if machine.intel and key_heads > 1:
         large = uses >= _INTEL_USES and keys * sum(widths) * wide > 4 * machine.l1_bytes
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
     plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
+    if length > 1 and not problem.symbolic and grouped:
+        blocks = -(-rows // length)
+        if blocks * problem.batch >= _WHOLE_ROWS:
+            plan = dataclasses.replace(plan, nonzeros=problem.nnz // blocks)
+        return plan
     known = not problem.symbolic and length == 1 and not problem.dtype.endswith("16")
     if not known or problem.nnz < _PIECE_USES * keys:
         return plan
-    in_cache = -(-2 * keys * sum(widths) * wide // machine.l2_bytes)  # half of it
-    in_cache = min(in_cache if in_cache > 2 else 1, problem.nnz // max(rows, 1) // _PIECE_USES)
-    if in_cache <= 1:
+    most = problem.nnz // max(rows, 1) // _PIECE_USES
+
+    def in_cache(fill: int) -> int:
+        found = -(-keys * sum(widths) * wide // fill)
+        return max(min(found if found > 2 else 1, most), 1)
+
+    half = machine.l2_bytes // 2
+    key_pieces = in_cache(4 * half if grouped and packed else half)
+    plan = dataclasses.replace(plan, pieces=max(pieces, min(in_cache(half), rows, keys)))
+    if key_pieces == 1:
         return plan
-    pieces = max(pieces, min(in_cache, rows, keys))
-    nonzeros = _PIECE_USES * keys
-    return dataclasses.replace(plan, pieces=pieces, key_pieces=in_cache, nonzeros=nonzeros)
+    return dataclasses.replace(plan, key_pieces=key_pieces, nonzeros=_PIECE_USES * keys)
 
 
 def _pieces_of(problem: Problem, batch: int, key_heads: int) -> int:

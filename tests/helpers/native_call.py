@@ -5,7 +5,7 @@ import numpy as np
 from sgap_jax.runtime.native import native
 
 # XLA_FFI_DataType of the FFI's C API.
-TYPES = {"int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
+TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
 # These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h).
 TILE_ISAS = ("avx512_bf16", "amx")

@@ -11,6 +11,7 @@ from native_call import kernel_isas, run
 
 from sgap_jax import CVS, Problem, masks, sparse_attention
 from sgap_jax.schedules.cpu import attention_plan
+from sgap_jax.schedules.machine import Machine, on_machine
 
 
 def plan(
@@ -156,3 +157,25 @@ def test_pieces_of_keys_fit_the_cache():
     assert 2 <= pieces <= 16 and nonzeros == 16 * 16384
     assert of(65536)[0] == 16  # with 16 entries of a row in each
     assert plan(8, 8, 1, 1, rows=1, keys=65536, nnz=2048).key_pieces == 1  # a step of decoding
+
+
+def test_keys_half_a_page_apart_are_copied_for_short_vectors():
+    with on_machine(Machine(vector_bytes=32, l2_bytes=1 << 19)):
+        found = plan(8, 8, 1, 1, rows=4096, keys=4096, nnz=256 * 4096)
+        assert found.packed and found.key_pieces == 1
+        assert not plan(4, 4, 1, 1, rows=4096, keys=4096, nnz=256 * 4096).packed
+        long = plan(8, 8, 1, 1, rows=16384, keys=16384, nnz=256 * 16384)
+        assert long.packed and long.key_pieces == 8
+
+
+def test_block_rows_are_whole_where_rows_are_taken_in_groups():
+    def nonzeros(length, heads, vector_bytes):
+        with on_machine(Machine(vector_bytes=vector_bytes)):
+            format = "CSR" if length == 1 else f"CVS({length})"
+            more = dict(rows=4096, keys=4096, nnz=1024 * 4096, format=format)
+            return plan(heads, heads, 1, 1, **more).nonzeros
+
+    assert nonzeros(64, 8, 32) == 1024 * 64
+    assert nonzeros(64, 8, 64) == 1  # other kernels
+    assert nonzeros(1024, 4, 32) == 1  # too few block rows to leave them whole
+    assert nonzeros(1024, 8, 32) == 1024 * 1024

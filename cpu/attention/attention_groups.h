@@ -1,0 +1,248 @@
+// Attention of many rows of a block row where vectors have 32 bytes and there are 16 of them. Rows
+// are taken in groups of as many as a vector has lanes, and the products take three groups or
+// vectors of features, and four keys or rows, at once: 12 sums in registers, so that what is loaded
+// serves three or four multiply-adds. Scores of a group lie as AttentionTile has them.
+#pragma once
+
+#include "cpu/attention/attention_rows.h"
+
+namespace sgap::SGAP_ISA {
+
+template <typename Acc>
+struct RowGroups {
+  static constexpr int kRows = kLanes<Acc>;  // of a group
+  static constexpr int kMost = kMostGroupedRows / kRows;
+  static constexpr int kMostKeys = 64;  // of a block: its scores and values stay in the cache
+  static constexpr int kTogether = 4, kColumns = 3;
+  static constexpr int kAhead = 8;  // how many keys ahead of its loads a product prefetches
+  using Tile = AttentionTile<Acc, kRows>;
+  using V = typename Tile::V;
+
+  // Where the scores of a key with the rows of a group begin.
+  static constexpr int At(int group, int key) { return (group * kMostKeys + key) * kRows; }
+
+  // scores = rows . keys, with keys in fours up to `padded`, of which `prefetch(j)` is called some
+  // way ahead. left [groups, depth, kRows]: each group as AttentionTile::Interleave leaves it.
+  template <typename Ahead>
+  static void Dots(const Acc* left, int groups, int64_t depth, const Acc* const* keys, int padded,
+                   Acc* scores, Ahead&& prefetch) {
+    for (int j = 0; j < padded; j += kTogether) {
+      prefetch(j + kAhead);
+      ForTiles(groups, [&](auto count, int g) {
+        DotsAt<decltype(count)::value>(left + g * depth * kRows, depth, keys + j,
+                                       scores + At(g, j));
+      });
+    }
+  }
+
+  // target[row] += sum over keys of weights(key, row) * values[key], for all rows of the groups.
+  static void AddKeys(const Acc* weights, int groups, const Acc* const* values, int count,
+                      int64_t depth, Acc* target, int64_t stride) {
+    alignas(64) Acc panel[kMostKeys * kColumns * kRows];
+    ForTiles(int(depth / kRows), [&](auto columns, int first) {
+      constexpr int kWide = decltype(columns)::value * kRows;
+      for (int j = 0; j < count; ++j) {
+        for (int c = 0; c < kWide; c += kRows) {
+          const V x = Load<Acc, kRows>(values[j] + first * kRows + c);
+          Store<Acc, kRows>(panel + j * kWide + c, x);
+        }
+      }
+      for (int row = 0; row < groups * kRows; row += kTogether) {
+        AddKeysAt<decltype(columns)::value>(weights + At(row / kRows, 0) + row % kRows, panel,
+                                            count, target + row * stride + first * kRows, stride);
+      }
+    });
+  }
+
+  // keys[key] += sum over the rows of the groups of weights(key, row) * rows[row]. Keys may come
+  // again: nobody has checked a traced structure.
+  static void AddRows(const Acc* weights, int groups, Acc* const* keys, int count, int64_t depth,
+                      const Acc* rows, int64_t stride) {
+    ForTiles(int(depth / kRows), [&](auto columns, int first) {
+      constexpr int kOf = decltype(columns)::value;
+      const Acc* own = rows + first * kRows;
+      int j = 0;
+      for (; j + kTogether <= count; j += kTogether) {
+        AddRowsAt<kTogether, kOf>(weights + At(0, j), groups, keys + j, first * kRows, own, stride);
+      }
+      for (; j < count; ++j) {
+        AddRowsAt<1, kOf>(weights + At(0, j), groups, keys + j, first * kRows, own, stride);
+      }
+    });
+  }
+
+ private:
+  static V Everywhere(Acc x) { return Kept(x - V{}); }
+
+  // Calls body(how many as a constant, the first) for all of `count`: in threes, and the last ones
+  // in twos rather than alone.
+  template <typename Body>
+  static void ForTiles(int count, Body&& body) {
+    static_assert(kColumns == 3);
+    int i = 0;
+    for (; count - i == 3 || count - i > 4; i += 3) body(std::integral_constant<int, 3>(), i);
+    for (; count - i >= 2; i += 2) body(std::integral_constant<int, 2>(), i);
+    if (i < count) body(std::integral_constant<int, 1>(), i);
+  }
+
+  template <int kGroups>
+  static void DotsAt(const Acc* left, int64_t depth, const Acc* const* keys, Acc* scores) {
+    V sums[kTogether][kGroups] = {};
+    const Acc* key[kTogether];
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; ++i) key[i] = keys[i];
+    for (int64_t d = 0; d < depth; ++d) {
+      V rows[kGroups];
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) {
+        rows[g] = Load<Acc, kRows>(left + (g * depth + d) * kRows);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kTogether; ++i) {
+        const V value = Everywhere(key[i][d]);
+#pragma GCC unroll 4
+        for (int g = 0; g < kGroups; ++g) sums[i][g] += rows[g] * value;
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; ++i) {
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) Store<Acc, kRows>(scores + At(g, i), sums[i][g]);
+    }
+  }
+
+  // kTogether rows of a group: weights [keys, kRows], panel [keys, kOf vectors].
+  template <int kOf>
+  static void AddKeysAt(const Acc* weights, const Acc* panel, int count, Acc* target,
+                        int64_t stride) {
+    V sums[kTogether][kOf];
+#pragma GCC unroll 4
+    for (int r = 0; r < kTogether; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) {
+        sums[r][c] = Load<Acc, kRows>(target + r * stride + c * kRows);
+      }
+    }
+    for (int j = 0; j < count; ++j, panel += kOf * kRows, weights += kRows) {
+      V x[kOf];
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kRows>(panel + c * kRows);
+#pragma GCC unroll 4
+      for (int r = 0; r < kTogether; ++r) {
+        const V weight = Everywhere(weights[r]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kOf; ++c) sums[r][c] += x[c] * weight;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kTogether; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) {
+        Store<Acc, kRows>(target + r * stride + c * kRows, sums[r][c]);
+      }
+    }
+  }
+
+  // kKeys keys at `at`: weights(key, row) from those of the first row on.
+  template <int kKeys, int kOf>
+  static void AddRowsAt(const Acc* weights, int groups, Acc* const* keys, int64_t at,
+                        const Acc* rows, int64_t stride) {
+    V sums[kKeys][kOf] = {};
+    for (int i = 0; i < kKeys; ++i)
+      Prefetch(keys[i] + at), Prefetch(keys[i] + at + kOf * kRows - 1);
+    for (int g = 0; g < groups; ++g, weights += kMostKeys * kRows) {
+      for (int r = 0; r < kRows; ++r, rows += stride) {
+        V x[kOf];
+#pragma GCC unroll 4
+        for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kRows>(rows + c * kRows);
+#pragma GCC unroll 4
+        for (int i = 0; i < kKeys; ++i) {
+          const V weight = Everywhere(weights[i * kRows + r]);
+#pragma GCC unroll 4
+          for (int c = 0; c < kOf; ++c) sums[i][c] += x[c] * weight;
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {  // one after another: a key may come again
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) {
+        Acc* const own = keys[i] + at + c * kRows;
+        Store<Acc, kRows>(own, Load<Acc, kRows>(own) + sums[i][c]);
+      }
+    }
+  }
+};
+
+// The scores of some groups of rows with up to kMostKeys keys, and where these and their values
+// are.
+template <typename Acc>
+struct GroupedScores {
+  using Groups = RowGroups<Acc>;
+  static constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
+  using Terms = BlockTerms<Acc, kRows>;
+
+  const int groups;
+  int count, padded;  // keys, and to a whole number of steps
+  int known;          // of `keys` and `values`: with those that the next block begins with
+  const Acc* keys[kMostKeys + Groups::kAhead];
+  const Acc* values[kMostKeys + Groups::kAhead];
+  alignas(64) Acc scores[Groups::kMost * kMostKeys * kRows];
+
+  explicit GroupedScores(int of) : groups(of) {}
+
+  // The dot products of the rows with the vectors [begin, begin + count), count at least 1.
+  void Products(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
+                int64_t begin, int64_t end) {
+    const int64_t key_head = at.head / (args.heads / args.key_heads);
+    const HeadKeys<Acc> k(args, args.k, at.batch, key_head), v(args, args.v, at.batch, key_head);
+    const int64_t rest = end - begin, most = kMostKeys + Groups::kAhead;
+    count = int(rest < kMostKeys ? rest : kMostKeys);
+    padded = (count + Groups::kTogether - 1) / Groups::kTogether * Groups::kTogether;
+    known = int(rest < most ? rest : most);
+    PointAt(k.first, k.stride, args.indices + begin, known, keys);
+    PointAt(v.first, v.stride, args.indices + begin, known, values);
+    for (int j = known; j < padded; ++j) {
+      keys[j] = keys[known - 1];
+      values[j] = values[known - 1];
+    }
+    Groups::Dots(left, groups, args.padded_depth, keys, padded, scores, [&](int j) {
+      for (int i = j; i < j + Groups::kTogether && i < known; ++i) {
+        PrefetchRow(keys[i], args.padded_depth);
+        PrefetchRow(values[i], args.padded_value_depth);
+      }
+    });
+  }
+
+  // Makes scores of the products, group by group, and calls body(group, its rows, its terms) then.
+  // The derivatives of a soft cap are written to `curbs`, unless that is null.
+  template <typename Body>
+  void ForGroups(const AttentionProblem& args, const AttentionRows& at, int64_t begin, Acc* curbs,
+                 Body&& body) {
+    const bool masks = Masks(args, at, begin);
+    for (int g = 0; g < groups; ++g) {
+      const int64_t row = at.row + g * kRows, left = at.height - g * kRows;
+      const int64_t height = left < 0 ? 0 : left < kRows ? left : kRows;
+      const AttentionRows own{at.batch, at.head, row, height, at.lane + g * kRows, kRows};
+      Terms terms(args, own.batch, own.head, own.row, own.height);
+      FinishScores<kRows>(args, own, begin, count, padded, masks, &terms, scores + Groups::At(g, 0),
+                          curbs ? curbs + Groups::At(g, 0) : nullptr);
+      body(g, own, terms);
+    }
+  }
+
+ private:
+  // Whether a row may not see a key.
+  bool Masks(const AttentionProblem& args, const AttentionRows& at, int64_t begin) const {
+    if (!args.is_causal && !args.lengths) return false;
+    const int64_t first = SeenByAll(args, at);
+    int32_t greatest = args.indices[begin];
+    for (int j = 1; j < count; ++j) {
+      const int32_t column = args.indices[begin + j];
+      greatest = column > greatest ? column : greatest;
+    }
+    return greatest >= first;
+  }
+};
+
+}  // namespace sgap::SGAP_ISA
