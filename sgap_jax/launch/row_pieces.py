@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
-from sgap_jax.schedules.point import pieces_of_rows
+from sgap_jax.schedules.point import LANES_UNDER_WAY, pieces_of_rows
 from sgap_jax.schedules.schedule import GRID_Y
 
 # Elements of the list are (row, first, last, place): struct RowPiece in row_pieces.cuh.
 FIELDS = 4
 _SHARES = 4  # groups of lanes that share the pieces of a row
 _LANES = 32
+_BLOCKS = LANES_UNDER_WAY // (_LANES * _SHARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +22,16 @@ class WorkList:
     takes up to `chunk`. They depend on shapes only, as grids do; the list, on the row offsets
     (`primitives/_row_pieces.py` makes it).
 
-    The rows may be block rows, columns of a transposed structure, ..., and entries vectors.
+    The rows may be block rows, columns of a transposed structure, ..., and entries vectors. With
+    `least` the list has shorter pieces, of chunk / 2, chunk / 4, ... and `least` entries at least:
+    the shortest that exceed a mean row by a quarter and make no more full chunks than the sizes
+    hold.
     """
 
     rows: int
     capacity: int
     chunk: int
+    least: int | None = None
 
     @property
     def whole(self) -> int:
@@ -39,15 +44,18 @@ class WorkList:
         return pieces_of_rows(self.rows, self.capacity, self.chunk)
 
     @property
-    def early(self) -> int:
-        """What is left of a row is computed before shorter ones from so many entries on."""
-        return -(-self.chunk // 6)
+    def chunks(self) -> tuple[int, ...]:
+        """The numbers of entries that pieces may have, in descending order."""
+        found = [self.chunk]
+        while self.least is not None and found[-1] // 2 >= max(self.least, 1):
+            found.append(found[-1] // 2)
+        return tuple(found)
 
     @property
     def merged(self) -> int:
-        """The most rows of several pieces, each of `chunk` + 1 entries or more: elements of the
-        last part of the list. 0: the list is not needed."""
-        return min(self.rows, self.capacity // (self.chunk + 1))
+        """The most rows of several pieces, each of a full chunk and an entry or more: elements of
+        the last part of the list. 0: the list is not needed."""
+        return min(self.rows, self.whole, self.capacity // (self.chunks[-1] + 1))
 
     @property
     def elements(self) -> int:
@@ -63,6 +71,13 @@ class WorkList:
     def scalars(self) -> tuple[int, int, int]:
         """The kernels' arguments about the list."""
         return self.pieces, self.elements, self.places
+
+
+def merging_blocks(most: int, beside: int) -> int:
+    """The blocks of 128 threads in x that merge up to `most` rows, in turn, where the grid has
+    `beside` such columns of blocks: no more than a GPU runs at once, since few rows of a list have
+    several pieces."""
+    return min(most, max(-(-_BLOCKS // max(beside, 1)), 1))
 
 
 def sum_plan(
@@ -84,14 +99,14 @@ def sum_plan(
     """
     wide = "double" if dtype == "float64" else "float"
     pointers = [f"const {wide}", "const int", f"const {TYPES[dtype]}", TYPES[dtype]]
-    tile = _LANES * columns
+    tiles = min(-(-width // (_LANES * columns)), GRID_Y)
     call = KernelCall.of(
         "row_pieces.cuh",
         "SumPiecesKernel",
         [TYPES[dtype], columns, _LANES, _SHARES, width % columns == size % columns == 0],
         pointers,
         (*work.scalars, width, size, work.rows, batch),
-        blocks=(work.merged, min(-(-width // tile), GRID_Y)),
+        blocks=(merging_blocks(work.merged, tiles * batch), tiles),
         threads=_LANES * _SHARES,
         batch=batch,
     )
