@@ -8,7 +8,7 @@ import dataclasses
 from sgap_jax.launch import attention_octet as octets
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.row_pieces import WorkList, merging_blocks, sum_plan
+from sgap_jax.launch.row_pieces import WorkList, sum_plan
 from sgap_jax.schedules.attention import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -112,10 +112,7 @@ def merge_plan(
         ],
         [*(f"const {x}" for x in reads), operand, wide],
         (*scalars(problem, shapes, scale), *work.scalars),
-        blocks=(
-            merging_blocks(work.merged * length, shapes.heads * shapes.batch),
-            shapes.heads,
-        ),
+        blocks=(work.merged * length, shapes.heads),
         threads=32 * _MERGING_WARPS,
         batch=shapes.batch,
     )
