@@ -398,6 +398,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKer
   const float scale = float(__longlong_as_double(scale_bits));
   const RowPiece own = PieceAt(list, set, set < pieces);
   const Size first = Size(unsigned(own.row)) * 8 * kTiles;
+  if (kShare == 1 && first >= call.keys) return;  // no work, in no lane; no barrier follows
   DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
       call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
       permutation, batches, scale,

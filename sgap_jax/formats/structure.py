@@ -153,6 +153,14 @@ def varying_like(x: jax.Array, *operands: Any) -> jax.Array:
     return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
+def varying_together(tree: Any) -> Any:
+    """The arrays of a pytree, each marked as varying along every shard_map axis along which one of
+    them varies, for a function that JAX traces once and applies to all: what is not an array stays
+    as it is."""
+    arrays = [x for x in jax.tree.leaves(tree) if not callable(x)]
+    return jax.tree.map(lambda x: x if callable(x) else varying_like(x, *arrays), tree)
+
+
 def in_range(indices: jax.Array, size: int) -> jax.Array:
     """For each index, whether it is in 0 .. size - 1."""
     return (indices >= 0) & (indices < size)

@@ -28,9 +28,12 @@ def keys_work(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
 ) -> WorkList | None:
     """As `rows_work`, of the transposed structure, whose rows are keys, or `keys_of_piece` keys
-    with as many entries as the one that has most. `keys_merge_plans` take the further results."""
-    group = keys_of_piece(problem, schedule, shapes)
-    return _work(problem, schedule, -(-problem.shape[1] // group))
+    with as many entries as the one that has most: of these pieces are shorter, down to
+    `octets.PIECES_BY_KEYS` of a chunk. `keys_merge_plans` take the further results."""
+    group, least = keys_of_piece(problem, schedule, shapes), None
+    if group > 1 and schedule.chunk is not None:
+        least = schedule.chunk // octets.PIECES_BY_KEYS
+    return _work(problem, schedule, -(-problem.shape[1] // group), least)
 
 
 def keys_of_piece(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) -> int:
@@ -40,10 +43,12 @@ def keys_of_piece(problem: Problem, schedule: AttentionTile, shapes: AttentionSh
     return octets.keys_of_warp(problem, shapes) if octet else 1
 
 
-def _work(problem: Problem, schedule: AttentionTile, rows: int) -> WorkList | None:
+def _work(
+    problem: Problem, schedule: AttentionTile, rows: int, least: int | None = None
+) -> WorkList | None:
     if schedule.chunk is None:
         return None
-    work = WorkList(rows, problem.nnz // (problem.vector_length or 1), schedule.chunk)
+    work = WorkList(rows, problem.nnz // (problem.vector_length or 1), schedule.chunk, least)
     return work if work.merged else None
 
 

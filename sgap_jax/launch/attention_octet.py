@@ -14,6 +14,9 @@ _WARP = 32
 _HALF = 128  # registers of a lane: half of the most that it can have
 _BLOCK_WARPS = 4  # warps of a block of the kernel by keys, if there are few of them
 _MOST_WARPS = 8  # warps of a block whose lanes have the most registers
+# By keys an entry is up to 16 keys by V rows: a piece of so many fewer takes about as long as one
+# of a row.
+PIECES_BY_KEYS = 16
 _NEAR = 8  # warps of a block, of neighbouring block rows or keys, where they fill a GPU
 
 

@@ -21,12 +21,16 @@ class WorkList:
     takes up to `chunk`. They depend on shapes only, as grids do; the list, on the row offsets
     (`primitives/_row_pieces.py` makes it).
 
-    The rows may be block rows, columns of a transposed structure, ..., and entries vectors.
+    The rows may be block rows, columns of a transposed structure, ..., and entries vectors. With
+    `least` the list has shorter pieces, of chunk / 2, chunk / 4, ... and `least` entries at least:
+    the shortest that exceed a mean row by a quarter and make no more full chunks than the sizes
+    hold.
     """
 
     rows: int
     capacity: int
     chunk: int
+    least: int | None = None
 
     @property
     def whole(self) -> int:
@@ -39,15 +43,18 @@ class WorkList:
         return pieces_of_rows(self.rows, self.capacity, self.chunk)
 
     @property
-    def early(self) -> int:
-        """What is left of a row is computed before shorter ones from so many entries on."""
-        return -(-self.chunk // 6)
+    def chunks(self) -> tuple[int, ...]:
+        """The numbers of entries that pieces may have, in descending order."""
+        found = [self.chunk]
+        while self.least is not None and found[-1] // 2 >= max(self.least, 1):
+            found.append(found[-1] // 2)
+        return tuple(found)
 
     @property
     def merged(self) -> int:
-        """The most rows of several pieces, each of `chunk` + 1 entries or more: elements of the
-        last part of the list. 0: the list is not needed."""
-        return min(self.rows, self.capacity // (self.chunk + 1))
+        """The most rows of several pieces, each of a full chunk and an entry or more: elements of
+        the last part of the list. 0: the list is not needed."""
+        return min(self.rows, self.whole, self.capacity // (self.chunks[-1] + 1))
 
     @property
     def elements(self) -> int:
@@ -84,14 +91,14 @@ def sum_plan(
     """
     wide = "double" if dtype == "float64" else "float"
     pointers = [f"const {wide}", "const int", f"const {TYPES[dtype]}", TYPES[dtype]]
-    tile = _LANES * columns
+    tiles = min(-(-width // (_LANES * columns)), GRID_Y)
     call = KernelCall.of(
         "row_pieces.cuh",
         "SumPiecesKernel",
         [TYPES[dtype], columns, _LANES, _SHARES, width % columns == size % columns == 0],
         pointers,
         (*work.scalars, width, size, work.rows, batch),
-        blocks=(work.merged, min(-(-width // tile), GRID_Y)),
+        blocks=(work.merged, tiles),
         threads=_LANES * _SHARES,
         batch=batch,
     )

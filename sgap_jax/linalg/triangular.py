@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
-from sgap_jax.formats.structure import concrete
+from sgap_jax.formats.structure import concrete, varying_together
 from sgap_jax.linalg.operands import check_right_side, check_square, floating, product
 from sgap_jax.primitives import triangular_solve as primitive
 
@@ -88,6 +88,7 @@ def check_diagonal(op: str, A: SparseArray) -> None:
 
 @partial(jax.jit, static_argnames=("lower", "unit_diagonal"))
 def _solved(A: SparseArray, b: jax.Array, *, lower: bool, unit_diagonal: bool) -> jax.Array:
+    A, b = varying_together((A, b))
     wide = jnp.float32 if jnp.finfo(b.dtype).bits < 32 else b.dtype
     T = _triangle(A.asformat(CSR).astype(wide), lower, unit_diagonal)
     columns = b.astype(wide).reshape(b.shape[0], 1 if b.ndim == 1 else b.shape[1])
@@ -163,6 +164,7 @@ def _factors(op: str, A: SparseArray) -> SparseArray:
 
 @jax.jit
 def _factored(A: SparseArray) -> SparseArray:
+    A = varying_together(A)
     values = jax.lax.stop_gradient(A.values)
     if jnp.finfo(A.dtype).bits < 32:
         values = values.astype(jnp.float32)

@@ -14,6 +14,8 @@ from sgap_jax.launch.row_pieces import FIELDS, WorkList
 from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import jax_lowering
 
+_EARLY = 6  # what is left of rows starts early where it is this part of a chunk, or more
+
 
 def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     """int32 [whole + rows + merged, 4], each (row, first, last, place): the chunks that are full,
@@ -22,8 +24,8 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     its row is -1. Elements without work have the row `work.rows`.
 
     Full chunks come first so that groups of one warp have pieces of one length, and the longest
-    start first; of what is left of rows those of `work.early` entries and more, for the same
-    reason, each kind in the order of the rows, so that neighbours stay neighbours.
+    start first; of what is left of rows those of a sixth of a chunk and more, for the same reason,
+    each kind in the order of the rows, so that neighbours stay neighbours.
 
     Args:
       work: the sizes.
@@ -33,12 +35,13 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
         their entries are counted from 0 on, as many as the longest row of the set has.
     """
     offsets = jax.lax.cummax(jnp.clip(unfolded(offsets), 0, work.capacity))
-    rows, chunk = positions(work.rows), work.chunk
+    rows = positions(work.rows)
     starts, lengths = offsets[:-1], jnp.diff(offsets)
     if group > 1:
         each = jnp.pad(lengths, (0, work.rows * group - lengths.shape[0]))
         lengths = each.reshape(work.rows, group).max(axis=1)
         starts = jnp.zeros_like(lengths)
+    chunk = _chunk(work, lengths)
     counts = lengths // chunk  # full chunks
     rest = starts + counts * chunk
     ends = starts + lengths
@@ -56,7 +59,7 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
 
     own = (left > 0) | (counts == 0)  # an empty row has an empty piece
     tails = _elements(work, own, rows, rest, ends, jnp.where(several, places + counts, -1))
-    early = left >= work.early
+    early = _EARLY * left >= chunk
     earlier = jnp.cumsum(early, dtype=jnp.int32)
     later = jnp.sum(early, dtype=jnp.int32) + rows - earlier
     target = jnp.where(early, earlier - 1, later)
@@ -66,6 +69,19 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     target = jnp.where(several, jnp.cumsum(several, dtype=jnp.int32) - 1, work.merged)
     of_rows = _elements(work, several, rows, places, places + parts, -1)
     return jnp.concatenate([full, tails, merged.at[target].set(of_rows, mode="drop")])
+
+
+def _chunk(work: WorkList, lengths: Any) -> Any:
+    """The entries of a piece, for rows of these lengths: the fewest of `work.chunks` that exceed
+    the mean length by a quarter, so that most rows are one piece, and that make no more full chunks
+    than `work.whole`."""
+    if len(work.chunks) == 1:
+        return work.chunk
+    mean, found = jnp.sum(lengths) // max(work.rows, 1), work.chunk
+    for chunk in work.chunks[1:]:  # in descending order
+        fits = (jnp.sum(lengths // chunk) <= work.whole) & (chunk >= mean + mean // 4)
+        found = jnp.where(fits, jnp.int32(chunk), found)
+    return found
 
 
 def _elements(work: WorkList, exist: Any, *fields: Any) -> jax.Array:

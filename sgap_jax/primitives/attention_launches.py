@@ -19,6 +19,7 @@ from sgap_jax.launch.attention import (
     rows_merge_plan,
     rows_work,
 )
+from sgap_jax.launch.attention_octet import PIECES_BY_KEYS
 from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_pieces import WorkList
@@ -120,7 +121,8 @@ def backward(
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile, by_keys = (_tile(schedule, problem, shapes, statistics, i) for i in range(2))
+    tile = _tile(schedule, problem, shapes, statistics, 0)
+    by_keys = _tile(schedule, problem, shapes, statistics, 1)
     if tile is None or by_keys is None:
         return None
     inner = ctx.replace(avals_out=[deltas])
@@ -212,8 +214,14 @@ def _tile(
     statistics: Statistics,
     axis: int,
 ) -> AttentionTile | None:
-    # The tile must have lanes for the wider of k and v.
+    """The tile by rows (axis 0) or by keys (1), which must have lanes for the wider of k and v."""
     rows = None if statistics is None else statistics[axis]
     widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth), rows=rows)
     tile = resolve(schedule, widest, AttentionTile, Unfused)
+    if not isinstance(tile, AttentionTile):
+        return None
+    if axis == 1 and rows is not None and tile.octet_backward(problem.n, shapes.value_depth):
+        longest = PIECES_BY_KEYS * rows.longest  # as long as it takes, in entries by rows
+        widest = dataclasses.replace(widest, rows=dataclasses.replace(rows, longest=longest))
+        tile = resolve(schedule, widest, AttentionTile, Unfused)
     return tile if isinstance(tile, AttentionTile) else None

@@ -42,8 +42,10 @@ class AttentionTile(Schedule):
         computed on CUDA cores, as without `octet`.
       chunk: cut rows of more than so many vectors (keys, for CSR) into pieces of so many, for
         groups of their own; a second launch merges the results of a row's pieces by their
-        log-sum-exp, in their order. Gradients are cut likewise; by keys in octets, where the
-        longest of the keys of a warp has more than so many vectors. None walks each row whole.
+        log-sum-exp, in their order. Gradients are cut likewise. By keys in octets the keys of a
+        warp are a row, with as many vectors as the one that has most, and a piece has down to a
+        sixteenth of `chunk`: the fewest that exceed a mean row by a quarter, and that make no more
+        pieces than `chunk` could. None walks each row whole.
 
     Raises:
       ScheduleError: a field is out of its range.

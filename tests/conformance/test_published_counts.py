@@ -127,7 +127,7 @@ def test_predicted_speedups_of_published_kernels(tmp_path):
     over layers, V, widths and sparsities). The model says 2.1 to 2.7 for V = 4 and up to a fifth
     more than 4.51 for V = 8, because CUDA cores' loops do not fit in the instruction cache, and
     those of tensor cores do. The profiler saw CUDA cores wait for instructions 11% and 52% of the
-    time, V = 4 and 8, at 90% (Table 2)."""
+    time, V = 4 and 8, at 90% (Table 2): docs/predicted.md has what the term leaves out."""
     for length in (4, 8):
         times = {}
         for kind in ("mma", "cuda"):
@@ -140,7 +140,7 @@ def test_predicted_speedups_of_published_kernels(tmp_path):
         waits = 1 - times["cuda"][1].seconds["issue"] / times["cuda"][1].total
         print("tensor cores over CUDA cores:", *(f"{gain:.2f}" for gain in gains), end="; ")
         print(f"{waits:.0%} of the time of CUDA cores is not issue at 90%")
-        assert all(1.34 < gain < 1.25 * 4.51 for gain in gains)
+        assert all(1.34 < gain < 1.2 * 4.51 for gain in gains)
 
 
 @pytest.mark.tier("all")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_sources import require_nvrtc
+from cuda_sources import EACH_ARCHITECTURE, has_turn, require_nvrtc, resources
 from emulated_launch import Counted, emulate
 from unchecked_structures import KINDS, spoiled
 
@@ -107,6 +107,31 @@ def test_dtypes():
         found = evaluate(text, **given, schedule=Emulated(emulate))
         assert found.dtype == dtype
         np.testing.assert_array_equal(np.float64(found), np.float64(CASES[text](**dense)))
+
+
+@pytest.mark.parametrize("arch", EACH_ARCHITECTURE)
+def test_no_kernel_spills(arch):
+    """Of these and of their gradients, which are such expressions too."""
+    sources = []
+
+    def keep(call, inputs, outputs):
+        sources.append(call.source)
+        return [np.zeros(shape, dtype) for shape, dtype in outputs]
+
+    def gradient(text, dtype):
+        given, _ = operands(text, dtype)
+        name, A = next((n, x) for n, x in given.items() if isinstance(x, SparseArray))
+        of = lambda v: evaluate(
+            text, **given | {name: A.with_values(v)}, schedule=Emulated(keep)
+        ).sum()
+        jax.grad(of)(A.values)
+
+    for i, text in enumerate(CASES):
+        if has_turn(i, arch):
+            gradient(text, ("float32", "float64", "bfloat16", "float16")[i % 4])
+    assert len(sources) >= 4
+    for source in sources:
+        assert resources(source, arch)[1:] == (0, 0), source
 
 
 @pytest.mark.parametrize("text", SPARSE_RESULTS)

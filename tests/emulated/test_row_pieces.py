@@ -1,5 +1,6 @@
 """Long rows in pieces: the work list, and the kernels of spmm that take it, run by the emulator."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -33,14 +34,15 @@ def _nvrtc():
     require_nvrtc()
 
 
-def by_loops(work, offsets):
-    """The work list as its docstring says."""
+def by_loops(work, offsets, chunk=None):
+    """The work list as its docstring says, with pieces of `chunk` entries in place of its own."""
+    chunk = chunk or work.chunk
     nothing = (work.rows, 0, 0, -1)
     full, tails, merged, before = [], [], [], 0
     for row, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
-        cuts = list(range(start, end, work.chunk)) or [start]
-        pieces = [(row, cut, min(cut + work.chunk, end)) for cut in cuts]
-        whole = [piece for piece in pieces if piece[2] - piece[1] == work.chunk]
+        cuts = list(range(start, end, chunk)) or [start]
+        pieces = [(row, cut, min(cut + chunk, end)) for cut in cuts]
+        whole = [piece for piece in pieces if piece[2] - piece[1] == chunk]
         alone, tail = len(pieces) == 1, nothing
         for i, piece in enumerate(pieces):
             element = (*piece, -1 if alone else 2 * before + i)
@@ -53,7 +55,7 @@ def by_loops(work, offsets):
             merged.append((row, 2 * before, 2 * before + len(pieces), -1))
         before += len(whole)
     full += [nothing] * (work.whole - len(full))
-    tails.sort(key=lambda tail: 6 * (tail[2] - tail[1]) < work.chunk)  # the long ones first
+    tails.sort(key=lambda tail: 6 * (tail[2] - tail[1]) < chunk)  # the long ones first
     merged += [nothing] * (work.merged - len(merged))
     return np.array([*full, *tails, *merged])
 
@@ -79,10 +81,31 @@ def test_the_work_list_is_that_of_plain_loops(chunk):
         assert (own[:, 2] - own[:, 1]).max() <= chunk
 
 
+def test_pieces_are_as_short_as_the_list_holds():
+    """Of 128, 64, 32 and 16 entries: those that exceed the mean by a quarter, and make no more full
+    chunks than the sizes have."""
+    made = jax.jit(work_list, static_argnums=0)
+    for lengths, capacity, chunk in (
+        ([700, *[1] * 63], 1200, 128),  # at most 9 full chunks, and 700 entries have 10 of 64
+        ([700, *[1] * 63], 1400, 64),
+        ([700, *[1] * 63], 2816, 32),  # the mean is 11
+        ([700, *[1] * 29], 9999, 32),  # 24
+        ([700, *[10] * 29], 9999, 64),  # 33
+        ([700, *[1] * 99], 9999, 16),
+        ([100] * 9, 9999, 128),
+        ([0] * 9, 9999, 16),
+    ):
+        work = WorkList(len(lengths), capacity, 128, 16)
+        offsets = np.cumsum([0, *lengths])
+        found = np.asarray(made(work, jnp.asarray(offsets, jnp.int32)))
+        np.testing.assert_array_equal(found, by_loops(work, offsets.tolist(), chunk))
+
+
 def test_the_list_stays_in_bounds_whatever_the_offsets_hold():
     """A checked structure may have been changed since; the kernels trust the list."""
-    work = WorkList(7, 90, 7)
-    for offsets in ([90, 75, 60, 45, 30, 15, 0, 90], [-5, 2**31 - 1, -(2**31), 9, 8, 7, 200, 3]):
+    several = [90, 75, 60, 45, 30, 15, 0, 90], [-5, 2**31 - 1, -(2**31), 9, 8, 7, 200, 3]
+    for offsets, least in itertools.product(several, (None, 1)):
+        work = WorkList(7, 90, 7, least)
         found = np.asarray(work_list(work, jnp.asarray(offsets, jnp.int32)))
         own, rows = found[: work.pieces], found[work.pieces :]
         assert own[:, 1:3].min() >= 0 and own[:, 1:3].max() <= 90

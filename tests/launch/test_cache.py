@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from cuda_sources import require_nvrtc
 
 from sgap_jax.launch import cache
 from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
@@ -155,6 +157,52 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.os, "fdopen", lambda *args: Full(fdopen(*args)))
     one_warning(CubinCache(tmp_path))
     assert not list(tmp_path.iterdir())  # not the half that was written either
+
+
+DISK = """
+import os, subprocess, sys, warnings
+sys.path[:0] = {path!r}
+import jax, numpy as np
+from sgap_jax import SparseArray, spmm
+from sgap_jax.doctor.doctor import examine
+
+folder = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[2], "none", folder], check=True)
+os.environ |= {{"SGAP_CACHE_DIR": folder, "SGAP_CUDA_ARCH": "sm_90"}}
+(layer,) = (one for one in examine(20, ("none",)).layers if one.name == "cache folder")
+print(layer.state, layer.found, layer.do, sep="; ")
+A = SparseArray.from_dense(np.tri(9, 8, dtype=np.float32))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for n in (1, 64):
+        traced = jax.jit(spmm).trace(A, np.ones((8, n), np.float32))
+        assert "sgap_launch_v1" in traced.lower(lowering_platforms=("cuda",)).as_text()
+print(*(one.message for one in caught), sep="; ")
+"""
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(
+    ("disk", "says"), [("size=4k", "No space left on device"), ("ro", "Read-only file system")]
+)
+def test_a_disk_that_is_full_or_read_only(disk, says, tmp_path):
+    """One of its own, in a namespace of mounts: the doctor's sentence, and one warning of programs,
+    which have their kernels all the same."""
+    apart = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"]).returncode:
+        pytest.skip("this system gives no namespace of mounts")
+    require_nvrtc()
+    program = DISK.format(path=[str(Path(cache.__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", program, str(tmp_path), disk],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    doctor, warning = done.stdout.splitlines()
+    assert doctor.startswith(f"FAILED; kernels cannot be kept in {tmp_path} ({says}); name another")
+    assert warning.count("cannot be kept") == 1 and says in warning and "SGAP_CACHE_DIR" in warning
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_compilation_leaves_nothing(tmp_path):

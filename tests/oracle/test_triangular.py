@@ -1,5 +1,7 @@
 """Triangular solves, incomplete factors and what uses them, against SciPy and dense solves."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -227,6 +229,23 @@ def test_nothing_to_solve():
     none = of(np.zeros((0, 0)))
     assert linalg.triangular_solve(none, np.zeros(0)).shape == (0,)
     assert linalg.triangular_solve(none, np.zeros((0, 3))).shape == (0, 3)
+
+
+@pytest.mark.tier("all")
+def test_inside_of_shard_map():
+    """A structure that all devices share, with values and right sides of each."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    A = of(SQUARE)
+
+    def loss(v, b, A):
+        own = A.with_values(v)
+        return jnp.sum(linalg.triangular_solve(own, b) ** 2) + jnp.sum(linalg.ilu(own)(b) ** 2)
+
+    each = jax.vmap(jax.grad(loss, (0, 1)), (0, 0, None))
+    given = jnp.stack([A.values, 2 * A.values]), jnp.stack([b, -b]), A
+    specs = dict(in_specs=(jax.P("x"), jax.P("x"), jax.P()), out_specs=jax.P("x"))
+    split = jax.jit(jax.shard_map(each, mesh=mesh, **specs))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), split(*given), each(*given))
 
 
 def test_wrong_arguments_are_named():

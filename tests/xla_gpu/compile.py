@@ -41,12 +41,12 @@ device_description_str: "{name}"
 DEVICES = 4  # of the mesh
 FLAGS = (
     # The rules that split a call stand for the devices of the mesh by as many that the process has.
+    # Also: a matrix in parts is made on the host.
     f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_gpu_autotune_level=0",
     "--xla_gpu_graph_min_graph_size=1",
     "--xla_dump_hlo_as_text",
     "--xla_dump_hlo_module_re=jit_program",
-    "--xla_force_host_platform_device_count=4",  # a matrix in parts is made on the host
 )
 LAUNCH = "sgap_launch_v1"
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
@@ -105,7 +105,7 @@ class Compiler:
         self.batch = self.split(P("x"))
 
     def programs(self, names):
-        """{name: {way: what was found}}; all ways for sm_90."""
+        """{name: {way: what was found}}; all ways for sm_90, of what has kernels."""
         import programs
 
         found = {}
@@ -117,7 +117,7 @@ class Compiler:
                 "forward": self.compiled(programs.forward(case), case.structure, data),
                 "gradient": self.compiled(programs.gradient(case), case.structure, data),
             }
-            if self.arch == "sm_90":
+            if self.arch == "sm_90" and case.kernels:
                 of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
                 of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
                 given = case.structure, many, (self.everywhere, self.batch)

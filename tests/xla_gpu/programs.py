@@ -19,6 +19,7 @@ from sgap_jax import (
     CVS,
     Schedule,
     SparseArray,
+    aggregate,
     einsum,
     gsddmm,
     gspmm,
@@ -58,6 +59,7 @@ class Case(NamedTuple):
     function: Any  # of (structure, *data)
     structure: SparseArray
     data: tuple  # of the shapes and dtypes of the operands that have gradients
+    kernels: bool = True  # False: plain JAX on CUDA, forward and backward
 
 
 def random(format=None, dtype=jnp.float32, rows=M, columns=K):
@@ -86,6 +88,7 @@ def cases():
         places, np.ones(len(places), np.float32), (30, 30, 30), format=CSF(3)
     )
     window, window_of_vectors = masks.band(512, 64), masks.band(512, 64, format=CVS(8))
+    edges = shape(csr.nnz, N)
     matrix = assign("ij,jk->ik", {"A": CSR})
     loops = presets.spmm_point(matrix, Schedule.parse("{<1/8 row, 4 col>, 8}"), N)
 
@@ -106,6 +109,8 @@ def cases():
 
     row = lambda f: lambda A, v: f(A.with_values(v))
     messages = lambda **how: lambda A, v, X: gspmm(A.with_values(v), X, **how)
+    of_edges = lambda **how: lambda A, v, X: gspmm(A, X, values=v, **how)
+    aggregated = lambda reduce: lambda A, v: aggregate(A, v, reduce)
     return {
         "spmm": Case(product(), csr, (like(csr), shape(K, N))),
         "spmm bfloat16": Case(product(), half_csr, (like(half_csr), shape(K, N, dtype=half))),
@@ -156,6 +161,28 @@ def cases():
             lambda A, v, w: spgemm(A.with_values(v), A.with_values(w), nse=M * 256).values,
             square,
             (like(square), like(square)),
+        ),
+        "gspmm edge vectors": Case(of_edges(), csr, (edges, shape(K, N)), kernels=False),
+        "gspmm edge vectors, sub": Case(of_edges(op="sub"), csr, (edges, shape(K, N))),
+        "gspmm edge vectors, max": Case(
+            of_edges(reduce="max"), csr, (edges, shape(K, N)), kernels=False
+        ),
+        "gsddmm edge vectors": Case(
+            lambda A, X, Y: gsddmm(A, X, Y, reduce=None),
+            csr,
+            (shape(M, N), shape(K, N)),
+            kernels=False,
+        ),
+        "gsddmm edge vectors, add": Case(
+            lambda A, v, Y: gsddmm(A, None, Y, values=v, op="add", reduce=None),
+            csr,
+            (edges, shape(K, N)),
+        ),
+        "aggregate": Case(aggregated("sum"), csr, (edges,)),
+        "aggregate max": Case(aggregated("max"), csr, (edges,)),
+        "row_max edge vectors": Case(lambda A, v: row_max(A, values=v), csr, (edges,)),
+        "sparse_softmax edge vectors": Case(
+            lambda A, v: sparse_softmax(A, values=v), csr, (shape(csr.nnz, 8),)
         ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }
