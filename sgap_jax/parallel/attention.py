@@ -288,7 +288,7 @@ def _merged(found: tuple, axis: str, sinks: Any) -> tuple[jax.Array, jax.Array]:
     total = jax.lax.psum(weight, axis)
     if sinks is not None:
         total = total + jnp.exp(sinks - most)
-    some = total > 0  # else the row has no entry anywhere
+    some = total != 0  # else the row has no entry anywhere
     total = jnp.where(some, total, 1)
     out = jax.lax.psum(weight[..., None] * out, axis) / total[..., None]
     return out, jnp.where(some, most + jnp.log(total), -jnp.inf)
