@@ -1,11 +1,13 @@
 """What products of graphs in parts send, counted: against small graphs that are counted by hand."""
 
 import csv
+import subprocess
+import sys
 
 import pytest
 import scipy.sparse
 
-from benchmarks import parallel_bytes
+from benchmarks import machine, parallel_bytes
 
 
 def test_counts_of_a_path_and_of_a_star_in_four_parts():
@@ -56,3 +58,15 @@ def test_table_and_picture(tmp_path, monkeypatch):
     ]
     assert all(0 < int(x["cover"]) <= int(x["ours_mean"]) <= int(x["ours_most"]) for x in lines)
     assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+@pytest.mark.tier("all")
+def test_planning_is_timed():
+    """In a process of its own, for one core and so many devices."""
+    command = [sys.executable, "-m", "benchmarks.bench_planning", "--scale", "9", "--parts", "4"]
+    done = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
+    found = dict(line.split() for line in done.stdout.splitlines() if not line.startswith("#"))
+    assert found["vertices"] == "512.0" and found["parts"] == "4.0"
+    assert float(found["seconds"]) > 0 and float(found["peak_growth_mb"]) >= 0
