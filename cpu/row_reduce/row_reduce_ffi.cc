@@ -21,12 +21,16 @@ struct RowReduceCall {
   RowPlan plan;
 };
 
-// values of `shape`, and rows [batch, m] of one type.
+// values of `shape`, and rows [batch, m] of one type; of whole vectors rows may be [batch, m/V, V].
 std::string CheckRows(const VectorShape& shape, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                       ffi::AnyBuffer rows, int64_t chunk_nonzeros) {
   std::string error = CheckVectors("values", shape, values, offsets, chunk_nonzeros);
   if (!error.empty()) return error;
-  return Mismatch("rows", rows, values.element_type(), {values.dimensions()[0], shape.rows});
+  const int64_t batch = values.dimensions()[0];
+  if (shape.rank == 3 && shape.rows % shape.length == 0 && rows.dimensions().size() == 3) {
+    return Mismatch("rows", rows, values.element_type(), {batch, shape.BlockRows(), shape.length});
+  }
+  return Mismatch("rows", rows, values.element_type(), {batch, shape.rows});
 }
 
 ffi::Future Reduce(const char* name, RowOperation operation, const Pool& pool,
@@ -92,7 +96,7 @@ ffi::Future RowBroadcastHandler(Pool pool, ffi::AnyBuffer rows, IndexArray offse
 auto Bind() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [batch, vectors, V], or rows [batch, m]
+      .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [batch, vectors, V], or rows
       .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
       .Ret<ffi::AnyBuffer>()  // rows, or values
       .Attr<int64_t>("chunk_nonzeros");

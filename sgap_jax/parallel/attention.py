@@ -167,7 +167,7 @@ def sparse_attention(
             *((some.row_names, some.column_names), bias, None),
         )
         merged = _merged(own_keys, part.axis, sinks)
-        owner = np.repeat(np.arange(some.queries.parts), some.queries.to_all)
+        owner = some.queries.owner_of_shared
         at = jnp.where(owner == jax.lax.axis_index(part.axis), some.query_sends, rows)
         pairs = zip(found, merged, strict=True)
         return tuple(x.at[:, at].set(y.astype(x.dtype), mode="drop") for x, y in pairs)
@@ -288,7 +288,7 @@ def _merged(found: tuple, axis: str, sinks: Any) -> tuple[jax.Array, jax.Array]:
     total = jax.lax.psum(weight, axis)
     if sinks is not None:
         total = total + jnp.exp(sinks - most)
-    some = total > 0  # else the row has no entry anywhere
+    some = total != 0  # else the row has no entry anywhere
     total = jnp.where(some, total, 1)
     out = jax.lax.psum(weight[..., None] * out, axis) / total[..., None]
     return out, jnp.where(some, most + jnp.log(total), -jnp.inf)

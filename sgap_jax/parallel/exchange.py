@@ -95,6 +95,11 @@ class Exchange:
         """Where in these buffers the rows of a part that go to all begin."""
         return self.between_two + sum(self.to_all[:part])
 
+    @property
+    def owner_of_shared(self) -> np.ndarray:
+        """The part that has each of the rows that go to all."""
+        return np.repeat(np.arange(self.parts, dtype=np.int32), self.to_all)
+
     @cached_property
     def sent_by(self) -> list[int]:
         """The rows that each part sends to others, padding included: of an all-reduce those of its
@@ -185,9 +190,9 @@ class Exchange:
         return messages[0] if len(messages) == 1 else jnp.concatenate(messages, axis=dimension)
 
     def _to_all(self, axis: str, x: jax.Array, dimension: int) -> jax.Array:
-        owner = np.repeat(np.arange(self.parts), self.to_all)
         mine = jax.lax.expand_dims(
-            owner == jax.lax.axis_index(axis), [i for i in range(x.ndim) if i != dimension]
+            self.owner_of_shared == jax.lax.axis_index(axis),
+            [i for i in range(x.ndim) if i != dimension],
         )
         # The sum of one number and zeros: exact, but that a zero may lose its sign.
         one = jnp.where(mine, x, jnp.zeros_like(x))

@@ -8,7 +8,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.parallel.exchange import Exchange
@@ -218,8 +217,7 @@ class Part:
             found.append(exchange.back.swap(self.axis, between))
             rows.append(self.sends[: exchange.between_two])
         if exchange.to_all:
-            owner = np.repeat(np.arange(exchange.parts), exchange.to_all)
-            mine = owner == jax.lax.axis_index(self.axis)
+            mine = exchange.owner_of_shared == jax.lax.axis_index(self.axis)
             everything = jax.lax.all_gather(shared, self.axis, tiled=True)
             to = jnp.where(mine, self.sends[exchange.between_two :], columns)
             found.append(everything)

@@ -134,9 +134,9 @@ def _avals_of_one(avals: Sequence, data: int) -> list:
 def _mapped(function: Callable, data: Sequence, arrays: Sequence) -> Any:
     """`function(data, arrays)` for each structure, mapped: results [S, ...]."""
     count = arrays[0].shape[0]
-    # vmap wants the mapped axes of all operands sharded alike. The rest is whole, as for a kernel.
-    parts = _explicit_parts([x for x in (*data, *arrays) if x.shape[0] != 1], count)
-    first = [whole_but_first(x, None if x.shape[0] == 1 else parts) for x in data]
+    # vmap wants the mapped axes of all operands sharded alike.
+    parts = _explicit_parts([*data, *arrays], count)
+    first = [_first_split(x, None if x.shape[0] == 1 else parts) for x in data]
     split, axes = _split(first, count)
     return jax.vmap(function, (axes, 0))(split, [whole_but_first(x, parts) for x in arrays])
 
@@ -145,7 +145,7 @@ def _explicit_parts(arrays: Sequence, count: int) -> Any:
     """The explicit mesh axes that split the structures: those of the array with most elements that
     is split into parts of whole structures. None if there is none."""
     best, found = -1, None
-    for x in arrays:
+    for x in (x for x in arrays if x.shape[0] != 1):
         sharding = jax.typeof(x).sharding
         parts = sharding.spec[0] if sharding.spec else None
         names = parts if isinstance(parts, tuple) else (parts,)
@@ -154,6 +154,22 @@ def _explicit_parts(arrays: Sequence, count: int) -> Any:
         if x.size > best:
             best, found = x.size, parts
     return found
+
+
+def _first_split(x: Any, parts: Any) -> Any:
+    """The array with its first axis split by these axes of the explicit mesh, and the others as
+    they are, but for what splits the first one."""
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty or not (parts or any(sharding.spec)):
+        return x
+    return jax.sharding.reshard(x, sharding.update(spec=jax.P(parts, *_others(sharding, parts))))
+
+
+def _others(sharding: Any, parts: Any) -> list:
+    """What splits the axes but the first one, without what has these axes of the mesh."""
+    taken = set(parts if isinstance(parts, tuple) else (parts,))
+    each = (names if isinstance(names, tuple) else (names,) for names in sharding.spec[1:])
+    return [None if taken.intersection(names) else names for names in each]
 
 
 def _split(data: Sequence, count: int) -> tuple[list, list]:
@@ -437,6 +453,12 @@ def define_each(
             return [found[i] for i in linear]
 
         values = [*cotangents, *(operands[i] for i in known)]
+        parts = _explicit_parts([*values, *operands[data:]], avals[data].shape[0])
+        for i in linear:  # gradients are split as their operands are
+            sharding = avals[i].sharding
+            if not sharding.mesh.empty:
+                spec = jax.P(None, *_others(sharding, parts))
+                one[i] = one[i].update(sharding=sharding.update(spec=spec))
         for i, grad in zip(linear, _mapped(of_one, values, operands[data:]), strict=True):
             grads[i] = as_cotangent(joined(grad), avals[i])
         return grads

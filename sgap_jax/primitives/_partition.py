@@ -6,10 +6,10 @@ A primitive states the axes of its data operands and results as einops does:
 
 "_" and dimensions that are not listed are never split: there kernels read along the structure. An
 axis that a result lacks is summed over: the result is, too, with one all-reduce over the devices
-that split it, or a reduce-scatter where the result is asked for split over them. "(g r)" is a
-dimension that two axes share, g the outer one. Dimensions of size 1, or of another size than their
-axes have, are shared by all. Index arrays are never split, except those of several structures
-(`each` in _batch.py).
+that split it, or a reduce-scatter where the result is asked for split over them; but for axes that
+are `held`, along which the result is the same. "(g r)" is a dimension that two axes share, g the
+outer one. Dimensions of size 1, or of another size than their axes have, are shared by all. Index
+arrays are never split, except those of several structures (`each` in _batch.py).
 
 From the axes follow the sharding of results under explicit mesh axes (`typed`) and, where XLA
 partitions a program for several devices, a call of JAX's custom_partitioning (`partitioned`): its
@@ -57,12 +57,17 @@ class Axes:
       sizes: the size of each axis.
       local: the parameters of the call on one part, from the sizes of its axes; None where they do
         not depend on them.
+      held: axes of which a result that lacks them is the same on all devices.
+      once: {operand: axes}: such an operand lacks these axes and is a term of sums over them. Each
+        device that they are split over gets its share of it, so that the sum has it once.
     """
 
     operands: tuple[Dimensions, ...]
     results: tuple[Dimensions, ...]
     sizes: Mapping[str, int]
     local: Callable[[Mapping[str, int]], dict] | None = None
+    held: frozenset[str] = frozenset()
+    once: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -120,7 +125,7 @@ def of_each(axes: Axes, operands: Sequence, results: Sequence, data: int) -> Axe
     own = [outer(x, aval) for x, aval in zip(axes.operands[:data], operands, strict=False)]
     arrays = [_placed((("s",),), aval.shape, sizes) for aval in operands[data:]]
     made = tuple(outer(x, aval) for x, aval in zip(axes.results, results, strict=True))
-    return Axes((*own, *arrays), made, sizes, axes.local)
+    return dataclasses.replace(axes, operands=(*own, *arrays), results=made, sizes=sizes)
 
 
 def _divided(
@@ -350,11 +355,15 @@ class _Call:
             [NamedSharding(mesh, spec) for spec in _specs(arrays, by_name)]
             for arrays in (self.axes.operands, self.axes.results)
         )
-        params, kept = self._local(found, parts), self.axes.results
+        params = self._local(found, parts)
         summed = [
-            sum((by_name[a] for a in by_name if all(a not in x for x in array)), ())
-            for array in kept
+            sum((by_name[a] for a in self._summed_axes(found, array)), ())
+            for array in self.axes.results
         ]
+        pieces = {
+            i: math.prod(parts[place] for name in axes for place in found.get(name, ()))
+            for i, axes in self.axes.once.items()
+        }
         scattered = [
             self._scattered(x, over, own.spec, parts, names)
             for x, over, own in zip(results, summed, made, strict=True)
@@ -368,6 +377,9 @@ class _Call:
             with use_abstract_mesh(AbstractMesh((), ())):
                 if any(summed):  # partial sums are rounded once, after the sum over devices
                     operands = tuple(map(_widened, operands))
+                    operands = tuple(
+                        x / pieces[i] if pieces.get(i, 1) > 1 else x for i, x in enumerate(operands)
+                    )
                 out = self._results(operands, params)
             every = zip(out, summed, scattered, results, strict=True)
             return [_summed(x, over, each).astype(like.dtype) for x, over, each, like in every]
@@ -397,6 +409,11 @@ class _Call:
                 left -= set(over)
         return found
 
+    def _summed_axes(self, found: Mapping[str, tuple], result: Dimensions) -> list[str]:
+        """The axes that are split and that a result is summed over."""
+        lacking = (name for name in found if all(name not in names for names in result))
+        return [name for name in lacking if name not in self.axes.held]
+
     def _local(self, found: Mapping[str, tuple], parts: Sequence[int]) -> dict:
         if self.axes.local is None:
             return self.params
@@ -420,7 +437,7 @@ class _Call:
             )
             for x, dimensions in zip(operands, self.axes.operands, strict=True)
         ]
-        if any(name not in sum(array, ()) for name in found for array in self.axes.results):
+        if any(self._summed_axes(found, array) for array in self.axes.results):
             sizes = list(map(_widened, sizes))
         try:
             self.lowered_alone(sizes, self._local(found, parts))

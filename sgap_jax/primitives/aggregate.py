@@ -72,8 +72,7 @@ def _aggregate(A: SparseArray, M: Any, *, reduce: str, schedule: Schedule | None
     schedule = by_default(schedule, M.dtype)
     B = incidence(A, M.dtype)
     reduced = partial(gspmm, op="copy", reduce=reduce, schedule=schedule)
-    split = any(jax.typeof(M).sharding.spec)  # row_max takes vectors whole
-    other = schedule is not None or A.format != CSR or M.shape[1] > _LONGEST or split
+    other = schedule is not None or A.format != CSR or M.shape[1] > _LONGEST
     if reduce != "max" or other:
         return reduced(B, M)
 

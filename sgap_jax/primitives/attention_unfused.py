@@ -26,6 +26,7 @@ of these, or an absent tangent, is [1, 0].
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -243,14 +244,18 @@ def _together(x: Any, axis: int) -> Any:
 
 
 # The axes of arrays, by which calls are split over devices: c structures for each sequence, g heads
-# of keys for each structure, r heads of q for each of these.
-_AXES = {"k": "b _ (c g) _", "v": "b _ (c g) _", "lengths": "b"}
+# of keys for each structure, r heads of q for each of these, f features of v.
+_AXES = {"k": "b _ (c g) _", "v": "b _ (c g) f", "out": "b _ (c g r) f", "lengths": "b"}
 _AXES |= {"lse": "b _ (c g r)", "offset": "b", "query_segments": "b", "key_segments": "b"}
 _AXES |= {name: "b (c g r)" for name in ("bias", "sinks", "slopes", "table", "seeds")}
 
 
 def axes(of: Any, operands: Any, results: Any, params: dict) -> Axes:
-    """The axes of a call whose operands are an `of`, from the avals."""
+    """The axes of a call whose operands are an `of`, from the avals.
+
+    Devices that split the features of v all have the whole scores, and so lse and its tangent. The
+    gradients of q, k and of what scores are made of are sums over these features, in which dlse is
+    one more term."""
     named = of(*operands)
     batch = joint_batch(*(x.shape[0] for x in data(operands)))
     many = len(named.row_offsets.shape) > 1
@@ -264,7 +269,10 @@ def axes(of: Any, operands: Any, results: Any, params: dict) -> Axes:
     )
     if many:
         given += ", (b c)" * STRUCTURE
-    return Axes.of(f"{given} -> {made}", operands, results, sizes)
+    found = Axes.of(f"{given} -> {made}", operands, results, sizes)
+    if of is Backward:
+        return replace(found, once={of._fields.index("dlse"): ("f",)})
+    return replace(found, held=frozenset("f"))
 
 
 def over(size: int, function: Callable, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 value for each row to its entries."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -18,6 +18,7 @@ from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import StoredArray
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_reduce import launch_plan
+from sgap_jax.primitives._batch import joined
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -33,6 +34,7 @@ from sgap_jax.primitives._define import (
     row_of_entry,
 )
 from sgap_jax.primitives._incidence import incidence
+from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, Schedule
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
@@ -121,7 +123,8 @@ def _rows(
     A: SparseArray, *, primitive: Any, nothing: float, schedule: Schedule | None
 ) -> jax.Array:
     A, _ = entries_of_rows(row_vectors(A), nothing)
-    return bind(primitive, A.values[None], A.row_offsets, **of_rows(A), schedule=schedule)[0]
+    found = bind(primitive, A.values[None], A.row_offsets, **of_rows(A), schedule=schedule)[0]
+    return found if found.ndim == 1 else joined(found)
 
 
 @partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)
@@ -136,7 +139,7 @@ def _rows_of_vectors(
     if d == 0:
         return jnp.zeros((m, 0), values.dtype)
     of = dict(rows=m * d, vector_length=d, schedule=schedule)
-    return bind(primitive, A.values[None], A.row_offsets, **of)[0].reshape(m, d)
+    return bind(primitive, A.values[None], A.row_offsets, **of)[0]
 
 
 def in_row_order(A: SparseArray) -> tuple[SparseArray, Any]:
@@ -201,13 +204,36 @@ def bind_row_broadcast(data: Any, offsets: Any, count: int, **params: Any) -> An
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
 # row_broadcast_p: data [B, m], offsets [m+1] -> [B, nnz], `count` being nnz; padding gets zero
 # `rows` is m. With `vector_length` V the arrays are those of CVS(V): values [B, vectors, V],
-# offsets [ceil(m/V)+1], and `count` is the number of vectors. Rows past m, in the vectors of the
-# last block row, are not read and get zero.
+# offsets [ceil(m/V)+1], and `count` is the number of vectors. Where V divides m, rows are
+# [B, m/V, V] in place of [B, m], since devices may split the lanes. Else rows past m, in the
+# vectors of the last block row, are not read and get zero.
 
 
 def value_shape(count: Any, vector_length: int | None) -> tuple:
     """The shape of the values of one element of the batch."""
     return (count,) if vector_length is None else (count, vector_length)
+
+
+def _row_shape(rows: int, vector_length: int | None) -> tuple:
+    """The shape of the rows of one element of the batch."""
+    if vector_length is None or rows % vector_length:
+        return (rows,)
+    return rows // vector_length, vector_length
+
+
+def axes_of_vectors(operands: Sequence, results: Sequence, params: dict) -> Axes:
+    """The axes of an operation on the rows of a matrix: lanes of vectors are apart from each other,
+    and split where V divides m."""
+    data, rows, length = len(operands) - 1, params["rows"], params["vector_length"]
+    if length is None or rows % length:
+        return Axes.of(f"{', '.join('b' * data)} -> b", operands, results)
+
+    def local(sizes: Mapping[str, int]) -> dict:
+        own = sizes.get("h", 1)
+        return params | dict(rows=rows // length * own, vector_length=own)
+
+    vectors = ", ".join(["b _ h"] * data)
+    return Axes.of(f"{vectors} -> b _ h", operands, results, local=local)
 
 
 def _row_problem(
@@ -257,13 +283,13 @@ def _reduce_abstract_eval(
     values: Any, offsets: Any, *, rows: int, vector_length: int | None, schedule: Any
 ) -> Any:
     assert values.shape[2:] == value_shape(0, vector_length)[1:]
-    return out_aval(values, (values.shape[0], rows), values.dtype)
+    return out_aval(values, (values.shape[0], *_row_shape(rows, vector_length)), values.dtype)
 
 
 def _broadcast_abstract_eval(
     data: Any, offsets: Any, *, count: int, rows: int, vector_length: int | None, schedule: Any
 ) -> Any:
-    assert data.shape[1] == rows
+    assert data.shape[1:] == _row_shape(rows, vector_length)
     return out_aval(data, (data.shape[0], *value_shape(count, vector_length)), data.dtype)
 
 
@@ -298,14 +324,16 @@ def _reduce_reference(
     schedule: Any,
 ) -> Any:
     out = row_segments(reduce, values.astype(accumulator(values.dtype)), offsets)
-    return out.reshape(out.shape[0], math.prod(out.shape[1:]))[:, :rows].astype(values.dtype)
+    if vector_length is not None and rows % vector_length:
+        out = out.reshape(out.shape[0], math.prod(out.shape[1:]))[:, :rows]
+    return out.astype(values.dtype)
 
 
 def _row_broadcast_reference(
     data: Any, offsets: Any, *, count: int, rows: int, vector_length: int | None, schedule: Any
 ) -> Any:
-    blocks = offsets.shape[0] - 1
-    if vector_length is not None:
+    if vector_length is not None and rows % vector_length:
+        blocks = offsets.shape[0] - 1
         data = jnp.pad(data, ((0, 0), (0, blocks * vector_length - rows)))
         data = data.reshape(data.shape[0], blocks, vector_length)
     return row_spread(data, offsets, count)
@@ -383,7 +411,7 @@ def _row_max_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 row_sum_p = define(
     "row_sum",
     data=1,
-    axes="b -> b",
+    axes=axes_of_vectors,
     abstract_eval=_reduce_abstract_eval,
     reference=partial(_reduce_reference, jax.ops.segment_sum),
     cpu=_reduce_cpu("row_sum"),
@@ -394,7 +422,7 @@ row_sum_p = define(
 row_max_p = define(
     "row_max",
     data=1,
-    axes="b -> b",
+    axes=axes_of_vectors,
     abstract_eval=_reduce_abstract_eval,
     reference=partial(_reduce_reference, jax.ops.segment_max),
     cpu=_reduce_cpu("row_max"),
@@ -405,7 +433,7 @@ row_max_p = define(
 row_broadcast_p = define(
     "row_broadcast",
     data=1,
-    axes="b -> b",
+    axes=axes_of_vectors,
     abstract_eval=_broadcast_abstract_eval,
     reference=_row_broadcast_reference,
     cpu=_broadcast_cpu,

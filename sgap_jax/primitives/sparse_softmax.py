@@ -1,7 +1,6 @@
 """Softmax over the stored entries of each row."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,9 +23,9 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
 )
-from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
+    axes_of_vectors,
     bind_row_broadcast,
     bind_row_sum,
     check_entry_values,
@@ -269,24 +268,10 @@ def _jacobian_transpose(
     return 1, bind(sparse_softmax_jacobian_p, p, cotangent, offsets, **params)
 
 
-def _axes(operands: Sequence, results: Sequence, params: dict) -> Axes:
-    """The lanes of vectors are apart from each other: they are split where all rows are there."""
-    data, rows, length = len(operands) - 1, params["rows"], params["vector_length"]
-    if length is None or rows != (operands[data].shape[0] - 1) * length:
-        return Axes.of(f"{', '.join('b' * data)} -> b", operands, results)
-
-    def local(sizes: Mapping[str, int]) -> dict:
-        own = sizes.get("h", 1)
-        return params | dict(rows=rows // length * own, vector_length=own)
-
-    vectors = ", ".join(["b _ h"] * data)
-    return Axes.of(f"{vectors} -> b _ h", operands, results, local=local)
-
-
 sparse_softmax_p = define(
     "sparse_softmax",
     data=1,
-    axes=_axes,
+    axes=axes_of_vectors,
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
@@ -297,7 +282,7 @@ sparse_softmax_p = define(
 sparse_softmax_jacobian_p = define(
     "sparse_softmax_jacobian",
     data=2,
-    axes=_axes,
+    axes=axes_of_vectors,
     abstract_eval=_jacobian_abstract_eval,
     reference=_jacobian_reference,
     cpu=_jacobian_cpu,

@@ -1,11 +1,13 @@
 """What products of graphs in parts send, counted: against small graphs that are counted by hand."""
 
 import csv
+import subprocess
+import sys
 
 import pytest
 import scipy.sparse
 
-from benchmarks import parallel_bytes
+from benchmarks import machine, parallel_bytes
 
 
 def test_counts_of_a_path_and_of_a_star_in_four_parts():
@@ -56,3 +58,36 @@ def test_table_and_picture(tmp_path, monkeypatch):
     ]
     assert all(0 < int(x["cover"]) <= int(x["ours_mean"]) <= int(x["ours_most"]) for x in lines)
     assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+def test_the_tables_of_the_page_are_those_of_the_counts():
+    """docs/parallel.md against docs/img/parallel_bytes.csv: of 64 parts, and of a second axis."""
+    page = (machine.ROOT / "docs" / "parallel.md").read_text()
+    with open(machine.ROOT / "docs" / "img" / "parallel_bytes.csv") as file:
+        counts = {(x["graph"], int(x["parts"]), x["order"]): x for x in csv.DictReader(file)}
+    for graph in {graph for graph, *_ in counts}:
+        four, few, many = (counts[graph, parts, "metis"] for parts in (4, 16, 64))
+        vertices, all_rows = int(many["vertices"]), int(many["one_d"])
+        share = lambda rows, digits, of=all_rows: f"{100 * float(rows) / of:.{digits}f} %"
+        bound = f"{int(many['ours_mean']) / int(many['cover']):.2f}"
+        given = counts[graph, 64, "given"]
+        found = share(many["ours_most"], 1), share(given["ours_most"], 1)
+        found += share(many["rows_of_b"], 1), bound, share(many["cagnet"], 1)
+        assert f"| `{graph}` | {vertices:,} | {all_rows:,} | {' | '.join(found)} |" in page
+        # 4 and 16 devices divide the columns; of 4 copies each sends 1 / 4, and sums 16th parts.
+        copies = int(few["rows_of_b"]) / 4 + 2 * 3 / 4 * vertices / 16
+        products = int(many["ours_most"]), int(few["ours_most"]) / 4, int(four["ours_most"]) / 16
+        found = [share(rows, 2) for rows in (*products, copies, many["cagnet"])]
+        assert f"| `{graph}` | {' | '.join(found)} |" in page
+
+
+@pytest.mark.tier("all")
+def test_planning_is_timed():
+    """In a process of its own, for one core and so many devices."""
+    command = [sys.executable, "-m", "benchmarks.bench_planning", "--scale", "9", "--parts", "4"]
+    done = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
+    found = dict(line.split() for line in done.stdout.splitlines() if not line.startswith("#"))
+    assert found["vertices"] == "512.0" and found["parts"] == "4.0"
+    assert float(found["seconds"]) > 0 and float(found["peak_growth_mb"]) >= 0

@@ -87,3 +87,14 @@ def test_second_derivatives_of_attention(A, dense, queries):
         return jax.jit(jax.grad(norm, (0, 1, 2)))(q, k, v)
 
     close(twice(parallel.sparse_attention, apart), twice(sparse_attention, whole))
+
+
+def test_nan_in_a_row_whose_query_travels(A):
+    """It reaches the result and the log-sum-exp of that row, and no other row."""
+    whole = SparseArray.from_dense(TOKENS - (np.arange(15) == 6) + np.eye(15))  # no token for all
+    apart = parallel.partition(whole, A.mesh, "x")
+    q, k = normal(15, 2, 3).at[6].set(np.nan), normal(15, 2, 3)
+    found = parallel.sparse_attention(q, k, k, apart, return_lse=True)
+    expected = sparse_attention(q, k, k, whole, return_lse=True)
+    assert sum(apart.global_rows.queries.to_all) == 1 and np.isnan(expected[1][6]).all()
+    close(found, expected)

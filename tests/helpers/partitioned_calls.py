@@ -76,6 +76,13 @@ def cases():
     def attend(q, k, v, **options):
         return sj.sparse_attention(q, k, v, A, **options)
 
+    def of_best(s):
+        return select.top_k(jax.lax.stop_gradient(s), 3)
+
+    def features_of_values(q, k, v):
+        out, lse = attend(q, k, v, return_lse=True)
+        return out * jnp.sin(lse)[..., None]
+
     def everything(q, k, v, bias, sinks):
         options = dict(bias=bias, sinks=sinks, return_lse=True, is_causal=True)
         out, lse = attend(q, k, v, key_value_seq_lengths=jnp.array([9, 16]), **options)
@@ -169,6 +176,15 @@ def cases():
             (batch, batch),
             NOTHING,
             NOTHING,
+        ),
+        "products of a batch of structures, their columns": Case(
+            each(
+                lambda s, B: sj.spmm(select.top_k(s, 3), B) + sj.gspmm(of_best(s), B, reduce="max")
+            ),
+            ((8, M, K), (8, K, 8)),
+            (P("y"), P("y", None, "x")),
+            NOTHING,
+            SUM,
         ),
         "spmm, inner of two batches": Case(
             each(each(lambda v, B: sj.spmm(of(v), B))),
@@ -264,13 +280,15 @@ def cases():
             NOTHING,
             NOTHING,
         ),
-        "aggregate maximum, features": Case(
-            lambda v: sj.aggregate(A, v, "max"),
+        "row maxima of vectors of entries, their features": Case(
+            lambda v: sj.row_max(A, values=v),
             ((A.nnz, 8),),
             (columns,),
             NOTHING,
             NOTHING,
-            kinds=("Explicit",),
+        ),
+        "aggregate maximum, features": Case(
+            lambda v: sj.aggregate(A, v, "max"), ((A.nnz, 8),), (columns,), NOTHING, NOTHING
         ),
         "sparse_softmax of vectors of entries, heads": Case(
             lambda v: sj.sparse_softmax(A, values=v),
@@ -308,6 +326,13 @@ def cases():
         "attention, heads": Case(attend, qkv(2, 4, 4), (heads,) * 3, NOTHING, NOTHING),
         "attention, batch and heads": Case(
             attend, qkv(2, 4, 4), (P("y", None, "x"),) * 3, NOTHING, NOTHING
+        ),
+        "attention, features of values": Case(
+            features_of_values,
+            ((2, M, 4, 4), (2, K, 4, 4), (2, K, 4, 8)),
+            (P("y"), P("y"), P("y", None, None, "x")),
+            NOTHING,
+            {"all-reduce": 2},  # dq and dk in one, and what lse gets: sums over the features
         ),
         "attention, heads that share two of keys": Case(
             attend,

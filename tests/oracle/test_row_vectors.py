@@ -72,7 +72,9 @@ def broadcast_is_right(arrays, case, place, dtype, schedule):
     A = vectors(arrays, case, dtype)
     rows = cast(np.random.default_rng(2).standard_normal((1, case.shape[0])), dtype)
     params = dict(**of_rows(A), schedule=schedule)
-    (values,) = bind_row_broadcast(jnp.asarray(rows), A.row_offsets, len(A.values), **params)
+    length = params["vector_length"]
+    given = rows if case.shape[0] % length else rows.reshape(1, -1, length)
+    (values,) = bind_row_broadcast(jnp.asarray(given), A.row_offsets, len(A.values), **params)
     expected = in_place(A, place, np.float64(rows[0])[case.rows])
     np.testing.assert_array_equal(np.float64(values).reshape(-1), expected)
 
