@@ -81,19 +81,30 @@ class VectorMerge {
 
   // Appends the row, and returns how many entries it has.
   int64_t Run(const MergeRowsArgs& args, int64_t row) {
-    const int32_t* const before = indices_;
-    Side a(args.a, args.a_values, row, 0), b(args.b, args.b_values, row, 1 << kOfB);
-    if (a.left + b.left == 0) return 0;
+    const int32_t *const before = indices_, *const a = args.a.indices, *const b = args.b.indices;
+    const float* const a_values = static_cast<const float*>(args.a_values);
+    const float* const b_values = static_cast<const float*>(args.b_values);
+    int64_t i = args.a.offsets[row], j = args.b.offsets[row];
+    const int64_t a_end = args.a.offsets[row + 1], b_end = args.b.offsets[row + 1];
+    if (i == a_end && j == b_end) return 0;
     last_ = None().keys;
-    Entries high = (a.left > 0 ? a : b).Next(), waiting = None();
-    for (bool begun = false; a.left > 0 || b.left > 0; begun = true) {
+    Entries high = None(), waiting = None();
+    for (int64_t step = 0; i < a_end || j < b_end; ++step) {
       // The side whose next column comes first: what is left of both is behind what comes out.
-      const bool of_b = b.Column() < a.Column();
-      Side side = a.Or(b, of_b);
-      Entries low = side.Next();
-      a = side.Or(a, of_b), b = b.Or(side, of_b);
+      // Without a branch, which would go either way.
+      const int32_t next_a = i < a_end ? a[i] : INT32_MAX, next_b = j < b_end ? b[j] : INT32_MAX;
+      const bool of_b = next_b < next_a;
+      const int64_t place = Chosen(of_b, j, i), left = Chosen(of_b, b_end - j, a_end - i);
+      const int64_t count = left < L::kLanes ? left : L::kLanes;
+      Entries low = Next(Chosen(of_b, b, a) + place, Chosen(of_b, b_values, a_values) + place,
+                         count, int32_t(of_b) << kOfB);
+      i += Chosen(of_b, int64_t(0), count), j += Chosen(of_b, count, int64_t(0));
+      if (step == 0) {
+        high = low;
+        continue;
+      }
       SortBoth(low, high);
-      if (begun) Put(waiting, low);
+      if (step > 1) Put(waiting, low);
       waiting = low;
     }
     Put(waiting, high);
@@ -110,38 +121,11 @@ class VectorMerge {
     L::Values values;
   };
 
-  // What is left of one operand's row.
-  struct Side {
-    const int32_t* indices;
-    const float* values;
-    int64_t left;
-    int of;
-
-    Side(const SparseRows& x, const void* all, int64_t row, int of)
-        : indices(x.indices + x.offsets[row]),
-          values(static_cast<const float*>(all) + x.offsets[row]),
-          left(x.offsets[row + 1] - x.offsets[row]),
-          of(of) {}
-
-    int32_t Column() const { return left > 0 ? *indices : INT32_MAX; }
-    // `other` if so; without a branch, which would go either way.
-    Side Or(const Side& other, bool so) const {
-      Side side = *this;
-      side.indices = Chosen(so, other.indices, indices);
-      side.values = Chosen(so, other.values, values);
-      side.left = Chosen(so, other.left, left);
-      side.of = Chosen(so, other.of, of);
-      return side;
-    }
-    Entries Next() {
-      const int64_t count = left < L::kLanes ? left : L::kLanes;
-      const L::Mask mask = L::First(count);
-      const L::Keys keys = L::Or(L::Up<kShift>(L::Load(mask, indices)), L::Every(of));
-      const Entries found = {L::Chosen(mask, keys, L::Every(-1)), L::Load(mask, values)};
-      indices += count, values += count, left -= count;
-      return found;
-    }
-  };
+  static Entries Next(const int32_t* indices, const float* values, int64_t count, int32_t of) {
+    const L::Mask mask = L::First(count);
+    const L::Keys keys = L::Or(L::Up<kShift>(L::Load(mask, indices)), L::Every(of));
+    return {L::Chosen(mask, keys, L::Every(-1)), L::Load(mask, values)};
+  }
 
   static Entries None() { return {L::Every(-1), L::Zero()}; }
 

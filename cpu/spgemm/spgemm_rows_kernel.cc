@@ -76,7 +76,8 @@ struct Out {
 #if defined(__AVX512F__) && defined(__AVX512VL__)
 // The 64 columns from `base` on: those whose bits are set, and zeros in place of their sums. Writes
 // up to 15 entries too many.
-inline void AddWord(uint64_t bits, int32_t base, float* sums, Out<float>& out) {
+__attribute__((always_inline)) inline void AddWord(uint64_t bits, int32_t base, float* sums,
+                                                   Out<float>& out) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int part = 0; part < 64; part += 16) {
     const auto mask = __mmask16(bits >> part);
@@ -91,7 +92,8 @@ inline void AddWord(uint64_t bits, int32_t base, float* sums, Out<float>& out) {
 constexpr bool kAddsWords = true;
 #elif defined(__AVX2__)
 // As above, in vectors of 8: up to 7 entries too many.
-inline void AddWord(uint64_t bits, int32_t base, float* sums, Out<float>& out) {
+__attribute__((always_inline)) inline void AddWord(uint64_t bits, int32_t base, float* sums,
+                                                   Out<float>& out) {
   for (int part = 0; part < 64; part += 8, bits >>= 8) {
     const __m256i columns = _mm256_add_epi32(_mm256_set1_epi32(base + part), MergeLanes::Numbers());
     const int count = MergeLanes::StoreBits(bits & 0xff, columns, _mm256_loadu_ps(sums + part),
@@ -203,65 +205,81 @@ class RowProduct {
   // Flags are bytes: with bits, each product would wait for the one before in the same word.
   template <Found kFound>
   void InColumns(int64_t begin, int64_t end, Out<T>& out) {
+    // In locals: a flag is a byte, which the compiler takes to change what lies in memory.
+    Acc* const sums = sums_;
+    uint8_t *const flags = flags_, *const groups = groups_;
+    int32_t* const list = list_;
+    const T* const b = b_;
     uint32_t low = UINT32_MAX, high = 0;
     int64_t listed = 0;
     Products(begin, end, [&](Acc factor, int64_t q, uint32_t column) {
-      sums_[column] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[column]);
+      sums[column] = MultiplyAdd(factor, LoadScalar(b + q), sums[column]);
       if (kFound == kList) {
-        list_[listed] = int32_t(column);
-        listed += flags_[column] == 0;
+        list[listed] = int32_t(column);
+        listed += flags[column] == 0;
       }
-      if (kFound == kGroups) groups_[column / 64] = 0xff;
-      flags_[column] = 0xff;
+      if (kFound == kGroups) groups[column / 64] = 0xff;
+      flags[column] = 0xff;
       low = column < low ? column : low;
       high = column > high ? column : high;
     });
     if (low > high) return;  // no products
     const int64_t first = low / 64, last = high / 64;
     if (kFound == kList && last - first > listed / 4) return FromList(listed, out);
+    Out<T> own = out;
     if (kFound != kGroups) {
-      for (int64_t word = first; word <= last; ++word) AddFlags(word, out);
-      return;
+      for (int64_t word = first; word <= last; ++word) AddFlags(flags, sums, word, own);
+    } else {
+      for (int64_t part = first / 64; part <= last / 64; ++part) {
+        uint64_t bits = FlagBits(groups + part * 64);
+        std::memset(groups + part * 64, 0, 64);
+        for (; bits != 0; bits &= bits - 1) {
+          AddFlags(flags, sums, part * 64 + __builtin_ctzll(bits), own);
+        }
+      }
     }
-    for (int64_t part = first / 64; part <= last / 64; ++part) {
-      uint64_t bits = FlagBits(groups_ + part * 64);
-      std::memset(groups_ + part * 64, 0, 64);
-      for (; bits != 0; bits &= bits - 1) AddFlags(part * 64 + __builtin_ctzll(bits), out);
-    }
+    out = own;
   }
 
   // The columns among 64 that have a flag. Two at once also where there are fewer, since a loop of
   // as many steps as bits would be foreseen wrongly: of columns without a flag the sums are zero,
   // and what is written behind the last one lies in the slack.
-  void AddFlags(int64_t word, Out<T>& out) {
+  __attribute__((always_inline)) static inline void AddFlags(uint8_t* flags, Acc* sums,
+                                                             int64_t word, Out<T>& out) {
     const int64_t base = word * 64;
-    uint64_t bits = FlagBits(flags_ + base);
-    std::memset(flags_ + base, 0, 64);
+    uint64_t bits = FlagBits(flags + base);
+    std::memset(flags + base, 0, 64);
     const int count = __builtin_popcountll(bits);
     if constexpr (kAddsWords && std::is_same_v<T, float>) {
-      if (count > 8) return AddWord(bits, int32_t(base), sums_ + base, out);
+      if (count > 8) return AddWord(bits, int32_t(base), sums + base, out);
     }
+    const auto put = [&](int64_t place, int64_t column) {
+      out.indices[place] = int32_t(column);
+      StoreScalar(out.values + place, sums[column]);
+      sums[column] = 0;
+    };
     const uint64_t one = bits | uint64_t(bits == 0);
     const uint64_t rest = one & (one - 1);
     const uint64_t other = rest | (one & (0 - uint64_t(rest == 0)));
-    Put(0, base + __builtin_ctzll(one), out);
-    Put(1, base + __builtin_ctzll(other), out);
+    put(0, base + __builtin_ctzll(one));
+    put(1, base + __builtin_ctzll(other));
     bits = rest & (rest - 1);
-    for (int64_t i = 2; bits != 0; bits &= bits - 1) Put(i++, base + __builtin_ctzll(bits), out);
+    for (int64_t i = 2; bits != 0; bits &= bits - 1) put(i++, base + __builtin_ctzll(bits));
     out.indices += count;
     out.values += count;
   }
 
-  void Put(int64_t place, int64_t column, Out<T>& out) {
-    out.indices[place] = int32_t(column);
-    StoreScalar(out.values + place, sums_[column]);
-    sums_[column] = 0;
-  }
-
   void FromList(int64_t listed, Out<T>& out) {
-    EachRank(list_, listed, [&](int64_t i, int64_t rank) {
-      flags_[list_[i]] = 0;
-      Put(rank, list_[i], out);
+    Acc* const sums = sums_;
+    uint8_t* const flags = flags_;
+    const int32_t* const list = list_;
+    const Out<T> own = out;
+    EachRank(list, listed, [&](int64_t i, int64_t rank) {
+      const int32_t column = list[i];
+      own.indices[rank] = column;
+      StoreScalar(own.values + rank, sums[column]);
+      sums[column] = 0;
+      flags[column] = 0;
     });
     out.indices += listed;
     out.values += listed;
