@@ -20,7 +20,7 @@ Structure StructureOf(const DirectMatrix& x) {
   return {x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns};
 }
 
-// Whether each of these rows ascends.
+// Whether each of these rows ascends, from 0 on and below x.columns.
 bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
   const int64_t first = x.offsets[begin], last = x.offsets[end];
   int64_t descents = 0, between = 0;  // of neighbours; of those in two rows
@@ -30,7 +30,12 @@ bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
     const bool counted = p > first && p < last && p > x.offsets[row - 1];
     between += counted && x.indices[p - 1] >= x.indices[p];
   }
-  return descents == between;
+  int64_t outside = 0;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t p = x.offsets[row], stop = x.offsets[row + 1];
+    if (p < stop) outside += x.indices[p] < 0 || x.indices[stop - 1] >= x.columns;
+  }
+  return descents == between && outside == 0;
 }
 
 }  // namespace
@@ -38,10 +43,7 @@ bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
 Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dtype dtype,
                    int64_t threads, RowResult& result) {
   for (const DirectMatrix* x : {&a, &b}) {
-    const Structure given = StructureOf(*x);
-    if (!given.OffsetsHold() || !given.EntriesHold({0, given.offsets[given.rows]})) {
-      return Merged::kNotAscending;
-    }
+    if (!StructureOf(*x).OffsetsHold()) return Merged::kNotAscending;
   }
   const int64_t rows = a.rows;
   const auto work = [&](int64_t row) { return int64_t(a.offsets[row]) + b.offsets[row] + row; };

@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "cpu/merge_rows/merge_rows.h"
-#include "cpu/simd/key_sort.h"
+#include "cpu/simd/merge_lanes.h"
 #include "cpu/simd/simd.h"
 
 namespace sgap::SGAP_ISA {
@@ -17,6 +17,15 @@ inline Acc OrZero(Acc x, bool kept) {
   bits &= 0 - decltype(bits)(kept);
   std::memcpy(&x, &bits, sizeof(x));
   return x;
+}
+
+template <typename X>
+inline X Chosen(bool which, X yes, X no) {
+  std::conditional_t<sizeof(X) == 8, uint64_t, uint32_t> y, n;
+  std::memcpy(&y, &yes, sizeof(y)), std::memcpy(&n, &no, sizeof(n));
+  n ^= (n ^ y) & (0 - decltype(n)(which));
+  std::memcpy(&no, &n, sizeof(n));
+  return no;
 }
 
 template <Merge kMerge, typename Acc>
@@ -57,11 +66,13 @@ inline void IntersectionOfRow(const MergeRowsArgs& args, int64_t row, Add add) {
   }
 }
 
-#if defined(SGAP_KEY_SORT)
-// Rows of float32 in vectors of 16 entries. A key is the column, whether the entry is B's, and in
-// the lowest bits which lane of the two vectors that are merged it comes from.
+#if defined(SGAP_MERGE_LANES)
+// Rows of float32 in vectors of 8 or 16 entries. A key is the column, whether the entry is B's, and
+// in the lowest bits which lane of the two vectors that are merged it comes from.
 template <Merge kMerge>
 class VectorMerge {
+  using L = MergeLanes;
+
  public:
   static bool Takes(const MergeRowsArgs& args) { return args.columns < int64_t(1) << kColumnBits; }
 
@@ -70,17 +81,30 @@ class VectorMerge {
 
   // Appends the row, and returns how many entries it has.
   int64_t Run(const MergeRowsArgs& args, int64_t row) {
-    const int32_t* const before = indices_;
-    Side a(args.a, args.a_values, row, 0), b(args.b, args.b_values, row, kOfB);
-    if (a.left + b.left == 0) return 0;
+    const int32_t *const before = indices_, *const a = args.a.indices, *const b = args.b.indices;
+    const float* const a_values = static_cast<const float*>(args.a_values);
+    const float* const b_values = static_cast<const float*>(args.b_values);
+    int64_t i = args.a.offsets[row], j = args.b.offsets[row];
+    const int64_t a_end = args.a.offsets[row + 1], b_end = args.b.offsets[row + 1];
+    if (i == a_end && j == b_end) return 0;
     last_ = None().keys;
-    Entries high = a.left > 0 ? a.Next() : b.Next(), waiting = None();
-    for (bool begun = false; a.left > 0 || b.left > 0; begun = true) {
+    Entries high = None(), waiting = None();
+    for (int64_t step = 0; i < a_end || j < b_end; ++step) {
       // The side whose next column comes first: what is left of both is behind what comes out.
-      Side& side = b.left == 0 || (a.left > 0 && a.Column() <= b.Column()) ? a : b;
-      Entries low = side.Next();
+      // Without a branch, which would go either way.
+      const int32_t next_a = i < a_end ? a[i] : INT32_MAX, next_b = j < b_end ? b[j] : INT32_MAX;
+      const bool of_b = next_b < next_a;
+      const int64_t place = Chosen(of_b, j, i), left = Chosen(of_b, b_end - j, a_end - i);
+      const int64_t count = left < L::kLanes ? left : L::kLanes;
+      Entries low = Next(Chosen(of_b, b, a) + place, Chosen(of_b, b_values, a_values) + place,
+                         count, int32_t(of_b) << kOfB);
+      i += Chosen(of_b, int64_t(0), count), j += Chosen(of_b, count, int64_t(0));
+      if (step == 0) {
+        high = low;
+        continue;
+      }
       SortBoth(low, high);
-      if (begun) Put(waiting, low);
+      if (step > 1) Put(waiting, low);
       waiting = low;
     }
     Put(waiting, high);
@@ -89,89 +113,62 @@ class VectorMerge {
   }
 
  private:
-  static constexpr int kColumnBits = 26, kShift = 32 - kColumnBits, kOfB = 32;
+  static constexpr int kColumnBits = 26, kShift = 32 - kColumnBits, kOfB = 5;
   static constexpr int kNoColumn = (1 << kColumnBits) - 1;  // that of a key of ones
 
   struct Entries {
-    __m512i keys;  // all ones for none
-    __m512 values;
+    L::Keys keys;  // all ones for none
+    L::Values values;
   };
 
-  // What is left of one operand's row.
-  struct Side {
-    const int32_t* indices;
-    const float* values;
-    int64_t left;
-    int of;
+  static Entries Next(const int32_t* indices, const float* values, int64_t count, int32_t of) {
+    const L::Mask mask = L::First(count);
+    const L::Keys keys = L::Or(L::Up<kShift>(L::Load(mask, indices)), L::Every(of));
+    return {L::Chosen(mask, keys, L::Every(-1)), L::Load(mask, values)};
+  }
 
-    Side(const SparseRows& x, const void* all, int64_t row, int of)
-        : indices(x.indices + x.offsets[row]),
-          values(static_cast<const float*>(all) + x.offsets[row]),
-          left(x.offsets[row + 1] - x.offsets[row]),
-          of(of) {}
+  static Entries None() { return {L::Every(-1), L::Zero()}; }
 
-    int32_t Column() const { return *indices; }
-    Entries Next() {
-      const int64_t count = left < 16 ? left : 16;
-      const auto mask = __mmask16((1u << count) - 1);
-      const __m512i columns = _mm512_maskz_loadu_epi32(mask, indices);
-      const __m512i keys =
-          _mm512_or_si512(_mm512_slli_epi32(columns, kShift), _mm512_set1_epi32(of));
-      const Entries found = {_mm512_mask_mov_epi32(_mm512_set1_epi32(-1), mask, keys),
-                             _mm512_maskz_loadu_ps(mask, values)};
-      indices += count, values += count, left -= count;
-      return found;
-    }
-  };
-
-  static Entries None() { return {_mm512_set1_epi32(-1), _mm512_setzero_ps()}; }
-
-  // The 16 entries that come first in `low`, the others in `high`. Both are sorted, also before.
+  // The entries that come first in `low`, the others in `high`. Both are sorted, also before.
   static void SortBoth(Entries& low, Entries& high) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i from = _mm512_set1_epi32(31);
-    __m512i x = _mm512_or_si512(low.keys, lanes);
-    __m512i y = _mm512_or_si512(high.keys, _mm512_or_si512(lanes, _mm512_set1_epi32(16)));
-    y = KeySort::Reversed(y);
-    KeySort::Exchange(x, y);
-    x = KeySort::Merged(x), y = KeySort::Merged(y);
-    const __m512 first = low.values, second = high.values;
-    low = {_mm512_andnot_si512(from, x), _mm512_permutex2var_ps(first, x, second)};
-    high = {_mm512_andnot_si512(from, y), _mm512_permutex2var_ps(first, y, second)};
+    constexpr int kFrom = 2 * L::kLanes - 1;
+    L::Keys x = L::Or(L::AndNot(L::Every(kFrom), low.keys), L::Numbers());
+    L::Keys y =
+        L::Or(L::AndNot(L::Every(kFrom), high.keys), L::Or(L::Numbers(), L::Every(L::kLanes)));
+    L::Merge(x, y);
+    const L::Values first = low.values, second = high.values;
+    low = {x, L::Taken(first, x, second)};
+    high = {y, L::Taken(first, y, second)};
   }
 
   // Adds what comes of the entries; `next` are those behind them.
   void Put(const Entries& entries, const Entries& next) {
-    const __m512i columns = _mm512_srli_epi32(entries.keys, kShift);
-    const __m512i above =
-        _mm512_srli_epi32(_mm512_alignr_epi32(next.keys, entries.keys, 1), kShift);
-    const __mmask16 there = _mm512_cmplt_epu32_mask(columns, _mm512_set1_epi32(kNoColumn));
-    const __mmask16 both = _mm512_mask_cmpeq_epi32_mask(there, columns, above);
-    const __m512 value_above = _mm512_castsi512_ps(_mm512_alignr_epi32(
-        _mm512_castps_si512(next.values), _mm512_castps_si512(entries.values), 1));
-    __mmask16 added = both;
-    __m512 values;
+    const L::Keys columns = L::Down<kShift>(entries.keys);
+    const L::Mask none = L::Equal(columns, L::Every(kNoColumn));
+    const L::Keys above = L::Down<kShift>(L::Above(entries.keys, next.keys));
+    const L::Mask both = L::ButNot(L::Equal(columns, above), none);
+    const L::Values value_above = L::Above(entries.values, next.values);
+    L::Mask added = both;
+    L::Values values;
     if constexpr (kMerge == Merge::kMultiply) {
-      values = _mm512_mul_ps(entries.values, value_above);
+      values = L::Multiply(entries.values, value_above);
     } else {
-      const __m512i below = _mm512_alignr_epi32(entries.keys, last_, 15);
-      added = _mm512_mask_cmpneq_epi32_mask(there, columns, _mm512_srli_epi32(below, kShift));
-      const __mmask16 of_b = _mm512_test_epi32_mask(entries.keys, _mm512_set1_epi32(kOfB));
-      const __m512 a = _mm512_maskz_mov_ps(__mmask16(~of_b), entries.values);
-      const __m512 b =
-          _mm512_mask_mov_ps(_mm512_maskz_mov_ps(of_b, entries.values), both, value_above);
-      values = kMerge == Merge::kAdd ? _mm512_add_ps(a, b) : _mm512_sub_ps(a, b);
+      const L::Keys below = L::Down<kShift>(L::Below(entries.keys, last_));
+      added = L::ButNot(L::ButNot(L::First(L::kLanes), none), L::Equal(columns, below));
+      const L::Mask of_b = L::HasBit<kOfB>(entries.keys);
+      const L::Values a = L::OrZero(L::ButNot(L::First(L::kLanes), of_b), entries.values);
+      const L::Values b = L::Chosen(both, value_above, L::OrZero(of_b, entries.values));
+      values = kMerge == Merge::kAdd ? L::Add(a, b) : L::Subtract(a, b);
       last_ = entries.keys;
     }
-    _mm512_storeu_si512(indices_, _mm512_maskz_compress_epi32(added, columns));
-    _mm512_storeu_ps(values_, _mm512_maskz_compress_ps(added, values));
-    indices_ += __builtin_popcount(added);
-    values_ += __builtin_popcount(added);
+    const int count = L::Store(added, columns, values, indices_, values_);
+    indices_ += count;
+    values_ += count;
   }
 
   int32_t* indices_;
   float* values_;
-  __m512i last_;  // keys of the entries before
+  L::Keys last_;  // of the entries before
 };
 #endif
 
@@ -180,7 +177,7 @@ void Values(const MergeRowsArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
   const T *a = static_cast<const T*>(args.a_values), *b = static_cast<const T*>(args.b_values);
   T* values = static_cast<T*>(args.values);
-#if defined(SGAP_KEY_SORT)
+#if defined(SGAP_MERGE_LANES)
   if constexpr (std::is_same_v<T, float>) {
     if (VectorMerge<kMerge>::Takes(args)) {
       VectorMerge<kMerge> merge(args);

@@ -30,20 +30,26 @@ struct SpgemmArgs {
   bool complete;  // whether each product has a place: a row where one has none becomes NaN
   const int32_t* task_rows;  // [row_tasks + 1]
   int64_t row_tasks;
-  int64_t slots;  // of a hash table in place of an array of all columns, a power of two; or 0
-  char* scratch;  // SpgemmScratch() bytes, at first zero as far as `zeroed`
+  int64_t slots;    // of a hash table in place of an array of all columns, a power of two; or 0
+  int64_t longest;  // the most entries of a row of C
+  char* scratch;    // SpgemmScratch() bytes, at first zero as far as `zeroed`
 };
+
+// Products at most of a row whose shape is noted (repeated_rows.h), and bytes for sums and shapes.
+constexpr int64_t kRepeatedRowMost = 1 << 10;
+constexpr int64_t kRepeatedRowBytes = kRepeatedRowMost * (8 + 4 * 14) + 64;
 
 // Without a hash table, sums of all columns and whether the row has them. With one, its slots, then
 // the sums of one row of C with one in front for what has no place.
 struct SpgemmScratch {
   int64_t present;  // where it begins, in bytes
-  int64_t zeroed, bytes;
+  int64_t zeroed, repeated, bytes;
 
   SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
       : present(slots ? 0 : columns * accumulator_bytes),
         zeroed(slots ? 2 * slots * 4 : present + columns),
-        bytes((zeroed + 63) / 64 * 64 + (slots ? (longest + 1) * accumulator_bytes : 0)) {}
+        repeated((Sums() + (slots ? (longest + 1) * accumulator_bytes : 0) + 63) / 64 * 64),
+        bytes(repeated + kRepeatedRowBytes) {}
   int64_t Sums() const { return (zeroed + 63) / 64 * 64; }  // of one row, in bytes
 };
 
@@ -79,10 +85,11 @@ inline int64_t ColumnSetWords(int64_t columns) {
 }
 
 // Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
-// Short rows are sorted (sorted_rows.h), where the instruction set and the dtype have that. The
-// sums of others are in an array of all columns with a flag for each column that has one, or, where
-// `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix of
-// many columns fit in.
+// Short rows are sorted (sorted_rows.h), where the instruction set and the dtype have that; rows
+// like one before them are added up in their places at once (repeated_rows.h). The sums of others
+// are in an array of all columns with a flag for each column that has one, and for each 64 of them,
+// or, where `slots` is not 0, in a hash table of so many slots, which rows of few products in a
+// matrix of many columns fit in.
 struct SpgemmRowsArgs {
   Dtype dtype;
   SparseRows a, b;
@@ -112,16 +119,18 @@ inline int SortedRowBits(int64_t columns) {
 
 // Where the parts of the scratch begin, in bytes.
 struct SpgemmRowsScratch {
-  int64_t flags, list, other, sorted, bytes;  // sums are first
+  int64_t flags, groups, list, other, sorted, repeated, bytes;  // sums are first
 
   SpgemmRowsScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes) {
     const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
     const int64_t sums = slots ? slots : columns + 64;
     flags = lines(sums * accumulator_bytes);
-    list = flags + lines(slots ? slots * 4 : columns + 64);
+    groups = flags + lines(slots ? slots * 4 : columns + 64);
+    list = groups + (slots ? 0 : lines(columns / 64 + 65));
     other = list + lines((longest + 1) * 4);
     sorted = other + lines((longest + 1) * 4);
-    bytes = sorted + lines(3 * kSortedRowRoom * 4);
+    repeated = sorted + lines(3 * kSortedRowRoom * 4);
+    bytes = repeated + lines(kRepeatedRowBytes);
   }
 };
 

@@ -202,6 +202,7 @@ struct ValuesCall {
     const auto bytes = int64_t(AccumulatorBytes(args.dtype));
     const int64_t parts = std::clamp<int64_t>(batch * tasks.Count(), 1, threads);
     args.slots = SpgemmSlots(args.columns, longest);
+    args.longest = longest;
     const SpgemmScratch own(args.columns, args.slots, longest, bytes);
     return scratch.Acquire(parts, own.bytes, own.zeroed);
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "cpu/simd/simd.h"
+#include "cpu/spgemm/repeated_rows.h"
 #include "cpu/spgemm/spgemm.h"
 
 namespace sgap::SGAP_ISA {
@@ -169,8 +170,17 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     const auto multiply = args.slots      ? MultiplyHashed<T>
                           : args.complete ? MultiplyInColumns<T, true>
                                           : MultiplyInColumns<T, false>;
-    for (int64_t row = args.task_rows[index]; row < args.task_rows[index + 1]; ++row) {
+    const int64_t first = args.task_rows[index];
+    const SpgemmScratch parts(args.columns, args.slots, args.longest, sizeof(Accumulator<T>));
+    RepeatedRows<T> repeated(args.a, args.b, a, b, first, args.scratch + parts.repeated);
+    for (int64_t row = first; row < args.task_rows[index + 1]; ++row) {
+      const int64_t begin = args.c.offsets[row], count = args.c.offsets[row + 1] - begin;
+      if (repeated.Find(row, args.c.indices + begin, count)) {
+        for (int64_t p = 0; p < count; ++p) StoreScalar(out + begin + p, repeated.Sums()[p]);
+        continue;
+      }
       multiply(args, row, a, b, out);
+      repeated.Note(row, args.c.indices + begin, count);
     }
   });
 }

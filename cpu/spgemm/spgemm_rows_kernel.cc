@@ -3,28 +3,20 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu/simd/merge_lanes.h"
 #include "cpu/simd/simd.h"
+#include "cpu/spgemm/repeated_rows.h"
 #include "cpu/spgemm/sorted_rows.h"
 #include "cpu/spgemm/spgemm.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
 
-constexpr int64_t kInsertion = 48;  // columns at most that are sorted by insertion
+// Products at most of a row whose columns are listed: each goes where so many others are less.
+constexpr int64_t kRanked = 64;
 
 // Sorts n columns; `other` has room for as many.
 void SortColumns(int32_t* columns, int32_t* other, int64_t n, int64_t below) {
-  if (n <= kInsertion) {
-    for (int64_t i = 1; i < n; ++i) {
-      const int32_t column = columns[i];
-      int64_t place = i;
-      for (; place > 0 && columns[place - 1] > column; --place) {
-        columns[place] = columns[place - 1];
-      }
-      columns[place] = column;
-    }
-    return;
-  }
   constexpr int kBits = 8, kBins = 1 << kBits;
   for (int shift = 0; (below - 1) >> shift > 0; shift += kBits) {
     int32_t places[kBins + 1] = {};
@@ -33,6 +25,22 @@ void SortColumns(int32_t* columns, int32_t* other, int64_t n, int64_t below) {
     for (int64_t i = 0; i < n; ++i)
       other[places[(columns[i] >> shift) & (kBins - 1)]++] = columns[i];
     std::memcpy(columns, other, size_t(n) * 4);
+  }
+}
+
+// each(i, how many of the n different columns are less than columns[i]): no branch depends on a
+// column. There is room to read kLane columns more.
+template <typename Each>
+inline void EachRank(const int32_t* columns, int64_t n, Each each) {
+  constexpr int kLane = 8;
+  for (int64_t i = 0; i < n; i += kLane) {
+    int32_t own[kLane], ranks[kLane] = {};
+    std::memcpy(own, columns + i, sizeof(own));
+    for (int64_t j = 0; j < n; ++j) {
+      for (int lane = 0; lane < kLane; ++lane) ranks[lane] += columns[j] < own[lane];
+    }
+    const int64_t stop = n - i < kLane ? n - i : kLane;
+    for (int64_t lane = 0; lane < stop; ++lane) each(i + lane, ranks[lane]);
   }
 }
 
@@ -63,17 +71,13 @@ template <typename T>
 struct Out {
   int32_t* indices;
   T* values;
-
-  void Add(int32_t column, Accumulator<T> sum) {
-    *indices++ = column;
-    StoreScalar(values++, sum);
-  }
 };
 
 #if defined(__AVX512F__) && defined(__AVX512VL__)
 // The 64 columns from `base` on: those whose bits are set, and zeros in place of their sums. Writes
 // up to 15 entries too many.
-inline void AddWord(uint64_t bits, int32_t base, float* sums, Out<float>& out) {
+__attribute__((always_inline)) inline void AddWord(uint64_t bits, int32_t base, float* sums,
+                                                   Out<float>& out) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int part = 0; part < 64; part += 16) {
     const auto mask = __mmask16(bits >> part);
@@ -83,6 +87,20 @@ inline void AddWord(uint64_t bits, int32_t base, float* sums, Out<float>& out) {
     _mm512_storeu_ps(sums + part, _mm512_setzero_ps());
     out.indices += __builtin_popcount(mask);
     out.values += __builtin_popcount(mask);
+  }
+}
+constexpr bool kAddsWords = true;
+#elif defined(__AVX2__)
+// As above, in vectors of 8: up to 7 entries too many.
+__attribute__((always_inline)) inline void AddWord(uint64_t bits, int32_t base, float* sums,
+                                                   Out<float>& out) {
+  for (int part = 0; part < 64; part += 8, bits >>= 8) {
+    const __m256i columns = _mm256_add_epi32(_mm256_set1_epi32(base + part), MergeLanes::Numbers());
+    const int count = MergeLanes::StoreBits(bits & 0xff, columns, _mm256_loadu_ps(sums + part),
+                                            out.indices, out.values);
+    _mm256_storeu_ps(sums + part, _mm256_setzero_ps());
+    out.indices += count;
+    out.values += count;
   }
 }
 constexpr bool kAddsWords = true;
@@ -96,33 +114,54 @@ class RowProduct {
   using Acc = Accumulator<T>;
 
  public:
-  explicit RowProduct(const SpgemmRowsArgs& args)
+  RowProduct(const SpgemmRowsArgs& args, int64_t task)
+      : RowProduct(args, task, {args.columns, args.slots, args.longest, sizeof(Acc)}) {}
+
+  void Run(int64_t row, Out<T>& out) {
+    const int64_t begin = args_.a.offsets[row], end = args_.a.offsets[row + 1];
+    if (begin == end || (end - begin == 1 && Scaled(begin, out))) return;
+    if (const auto* const shape = repeated_.Find(row)) {
+      const int32_t base = repeated_.Base(row), count = shape->count;
+      const Acc* const sums = repeated_.Sums();
+      for (int32_t i = 0; i < count; ++i) {
+        out.indices[i] = base + shape->distinct[i];
+        StoreScalar(out.values + i, sums[i]);
+      }
+      out.indices += count;
+      out.values += count;
+      return;
+    }
+    const int32_t* const columns = out.indices;
+    Added(begin, end, out);
+    repeated_.Note(row, columns, out.indices - columns);
+  }
+
+ private:
+  RowProduct(const SpgemmRowsArgs& args, int64_t task, const SpgemmRowsScratch& at)
       : args_(args),
         a_(static_cast<const T*>(args.a_values)),
-        b_(static_cast<const T*>(args.b_values)) {
-    const SpgemmRowsScratch at(args.columns, args.slots, args.longest, sizeof(Acc));
+        b_(static_cast<const T*>(args.b_values)),
+        repeated_(args.a, args.b, a_, b_, args.task_rows[task], args.scratch + at.repeated) {
     sums_ = reinterpret_cast<Acc*>(args.scratch);
     flags_ = reinterpret_cast<uint8_t*>(args.scratch + at.flags);
+    groups_ = reinterpret_cast<uint8_t*>(args.scratch + at.groups);
     keys_ = reinterpret_cast<int32_t*>(args.scratch + at.flags);
     list_ = reinterpret_cast<int32_t*>(args.scratch + at.list);
     other_ = reinterpret_cast<int32_t*>(args.scratch + at.other);
   }
 
-  void Run(int64_t row, Out<T>& out) {
-    const int64_t begin = args_.a.offsets[row], end = args_.a.offsets[row + 1];
-    if (begin == end || (end - begin == 1 && Scaled(begin, out))) return;
+  void Added(int64_t begin, int64_t end, Out<T>& out) {
     if (args_.slots) return Hashed(begin, end, out);
     int64_t products = 0;
     for (int64_t e = begin; e < end; ++e) {
       const int64_t k = args_.a.indices[e];
       products += args_.b.offsets[k + 1] - args_.b.offsets[k];
     }
-    // With few flags to look at for each product no list of the columns is kept.
-    args_.columns / 64 <= 4 * products ? InColumns<false>(begin, end, out)
-                                       : InColumns<true>(begin, end, out);
+    const int64_t words = args_.columns / 64;
+    if (words <= 2 * products) return InColumns<kFlags>(begin, end, out);
+    products <= kRanked ? InColumns<kList>(begin, end, out) : InColumns<kGroups>(begin, end, out);
   }
 
- private:
   // each(factor, entry of B, its column), in order. Rows of B that come next are prefetched.
   template <typename Each>
   void Products(int64_t begin, int64_t end, Each each) const {
@@ -159,66 +198,91 @@ class RowProduct {
     return true;
   }
 
+  // How the columns of a row are found: from all flags, from a list of them, or from the flags of
+  // those 64 that have one.
+  enum Found { kFlags, kList, kGroups };
+
   // Flags are bytes: with bits, each product would wait for the one before in the same word.
-  template <bool kListed>
+  template <Found kFound>
   void InColumns(int64_t begin, int64_t end, Out<T>& out) {
+    // In locals: a flag is a byte, which the compiler takes to change what lies in memory.
+    Acc* const sums = sums_;
+    uint8_t *const flags = flags_, *const groups = groups_;
+    int32_t* const list = list_;
+    const T* const b = b_;
     uint32_t low = UINT32_MAX, high = 0;
     int64_t listed = 0;
     Products(begin, end, [&](Acc factor, int64_t q, uint32_t column) {
-      sums_[column] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[column]);
-      if (kListed) {
-        list_[listed] = int32_t(column);
-        listed += flags_[column] == 0;
+      sums[column] = MultiplyAdd(factor, LoadScalar(b + q), sums[column]);
+      if (kFound == kList) {
+        list[listed] = int32_t(column);
+        listed += flags[column] == 0;
       }
-      flags_[column] = 0xff;
+      if (kFound == kGroups) groups[column / 64] = 0xff;
+      flags[column] = 0xff;
       low = column < low ? column : low;
       high = column > high ? column : high;
     });
     if (low > high) return;  // no products
     const int64_t first = low / 64, last = high / 64;
-    if (kListed && last - first > (listed <= kInsertion ? 6 : 16) * listed + 16)
-      return FromList(listed, out);
-    for (int64_t part = first; part <= last; ++part) {
-      if (const uint64_t bits = FlagBits(flags_ + part * 64)) {
-        std::memset(flags_ + part * 64, 0, 64);
-        AddBits(bits, part * 64, out);
+    if (kFound == kList && last - first > listed / 4) return FromList(listed, out);
+    Out<T> own = out;
+    if (kFound != kGroups) {
+      for (int64_t word = first; word <= last; ++word) AddFlags(flags, sums, word, own);
+    } else {
+      for (int64_t part = first / 64; part <= last / 64; ++part) {
+        uint64_t bits = FlagBits(groups + part * 64);
+        std::memset(groups + part * 64, 0, 64);
+        for (; bits != 0; bits &= bits - 1) {
+          AddFlags(flags, sums, part * 64 + __builtin_ctzll(bits), own);
+        }
       }
     }
+    out = own;
   }
 
-  void AddBits(uint64_t bits, int64_t base, Out<T>& out) {
+  // The columns among 64 that have a flag. Two at once also where there are fewer, since a loop of
+  // as many steps as bits would be foreseen wrongly: of columns without a flag the sums are zero,
+  // and what is written behind the last one lies in the slack.
+  __attribute__((always_inline)) static inline void AddFlags(uint8_t* flags, Acc* sums,
+                                                             int64_t word, Out<T>& out) {
+    const int64_t base = word * 64;
+    uint64_t bits = FlagBits(flags + base);
+    std::memset(flags + base, 0, 64);
     const int count = __builtin_popcountll(bits);
     if constexpr (kAddsWords && std::is_same_v<T, float>) {
-      if (count > 8) return AddWord(bits, int32_t(base), sums_ + base, out);
+      if (count > 8) return AddWord(bits, int32_t(base), sums + base, out);
     }
-    // Four at once, for fewer too: a loop of as many steps as bits would be foreseen wrongly. What
-    // is written behind the last one lies in the slack.
-    Acc none = 0;
-    for (int i = 0; i < 4; ++i) {
-      const int64_t column = base + (bits ? __builtin_ctzll(bits) : 0);
-      Acc* const sum = bits ? sums_ + column : &none;
-      out.indices[i] = int32_t(column);
-      StoreScalar(out.values + i, *sum);
-      *sum = 0;
-      bits &= bits - 1;
-    }
-    out.indices += count < 4 ? count : 4;
-    out.values += count < 4 ? count : 4;
-    for (; bits != 0; bits &= bits - 1) {
-      const int64_t column = base + __builtin_ctzll(bits);
-      out.Add(int32_t(column), sums_[column]);
-      sums_[column] = 0;
-    }
+    const auto put = [&](int64_t place, int64_t column) {
+      out.indices[place] = int32_t(column);
+      StoreScalar(out.values + place, sums[column]);
+      sums[column] = 0;
+    };
+    const uint64_t one = bits | uint64_t(bits == 0);
+    const uint64_t rest = one & (one - 1);
+    const uint64_t other = rest | (one & (0 - uint64_t(rest == 0)));
+    put(0, base + __builtin_ctzll(one));
+    put(1, base + __builtin_ctzll(other));
+    bits = rest & (rest - 1);
+    for (int64_t i = 2; bits != 0; bits &= bits - 1) put(i++, base + __builtin_ctzll(bits));
+    out.indices += count;
+    out.values += count;
   }
 
   void FromList(int64_t listed, Out<T>& out) {
-    SortColumns(list_, other_, listed, args_.columns);
-    for (int64_t i = 0; i < listed; ++i) {
-      const int32_t column = list_[i];
-      out.Add(column, sums_[column]);
-      sums_[column] = 0;
-      flags_[column] = 0;
-    }
+    Acc* const sums = sums_;
+    uint8_t* const flags = flags_;
+    const int32_t* const list = list_;
+    const Out<T> own = out;
+    EachRank(list, listed, [&](int64_t i, int64_t rank) {
+      const int32_t column = list[i];
+      own.indices[rank] = column;
+      StoreScalar(own.values + rank, sums[column]);
+      sums[column] = 0;
+      flags[column] = 0;
+    });
+    out.indices += listed;
+    out.values += listed;
   }
 
   // The slot of a column: its own, or the free one where it goes. Keys are columns + 1. At most
@@ -236,22 +300,34 @@ class RowProduct {
       const uint32_t slot = SlotOf(column);
       if (keys_[slot] == 0) {
         keys_[slot] = int32_t(column + 1);
+        other_[listed] = int32_t(slot);
         list_[listed++] = int32_t(column);
       }
       sums_[slot] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[slot]);
     });
-    SortColumns(list_, other_, listed, args_.columns);
-    for (int64_t i = 0; i < listed; ++i) {
-      other_[i] = int32_t(SlotOf(uint32_t(list_[i])));
-      out.Add(list_[i], sums_[other_[i]]);
+    if (listed <= kRanked) {
+      EachRank(list_, listed, [&](int64_t i, int64_t rank) {
+        out.indices[rank] = list_[i];
+        StoreScalar(out.values + rank, sums_[other_[i]]);
+      });
+    } else {
+      SortColumns(list_, other_, listed, args_.columns);
+      for (int64_t i = 0; i < listed; ++i) {
+        other_[i] = int32_t(SlotOf(uint32_t(list_[i])));
+        out.indices[i] = list_[i];
+        StoreScalar(out.values + i, sums_[other_[i]]);
+      }
     }
     for (int64_t i = 0; i < listed; ++i) keys_[other_[i]] = 0, sums_[other_[i]] = 0;
+    out.indices += listed;
+    out.values += listed;
   }
 
   const SpgemmRowsArgs& args_;
   const T *a_, *b_;
+  RepeatedRows<T> repeated_;
   Acc* sums_;
-  uint8_t* flags_;
+  uint8_t *flags_, *groups_;
   int32_t *keys_, *list_, *other_;
 };
 
@@ -260,7 +336,7 @@ class RowProduct {
 void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
   DispatchDtype(args.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    RowProduct<T> product(args);
+    RowProduct<T> product(args, task);
     Out<T> out = {args.indices, static_cast<T*>(args.values)};
     const int64_t end = args.task_rows[task + 1];
 #if defined(SGAP_KEY_SORT)

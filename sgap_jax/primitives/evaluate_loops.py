@@ -33,9 +33,11 @@ from sgap_jax.schedules.select import keep_chosen
 # the most coordinates of a task.
 _TASKS, _ROWS = 16, 16
 
-# Elements of a workspace that are cleared in the time of one step of a merge: 100 to 190 (A A with
-# 8 entries a row of 20,000, and 4 of 100,000; float32, Zen 5, two threads).
-_CLEARED = 64
+# Elements that a workspace for a row may have in any case: those that a row does not reach cost
+# nothing, but what is scattered over more than the caches hold does.
+_NEAR = 1 << 20
+# Beyond that, elements for each step that a merge would take.
+_SCATTERED = 64
 
 
 class Operands(NamedTuple):
@@ -150,14 +152,14 @@ def default_schedule(evaluation: Evaluation, given: Operands, dtype: Any) -> Loo
     if assign.output.format is not None and assign.merges and not assign.terms:
         with contextlib.suppress(ScheduleError):
             found = presets.cpu_workspace(assign, rows)
-            if _fills_less(evaluation, given):
+            if _scatters_less(evaluation, given):
                 return found
     return presets.cpu(assign, rows)
 
 
-def _fills_less(evaluation: Evaluation, given: Operands) -> bool:
+def _scatters_less(evaluation: Evaluation, given: Operands) -> bool:
     """Whether a workspace for each row of the result costs less than merging the row with each row
-    that is added to it: elements to clear, and entries to step over."""
+    that is added to it: elements far from each other, and entries to step over."""
     assign = evaluation.assign
     holder, sizes = holder_of(assign), dict(evaluation.sizes)
 
@@ -176,7 +178,7 @@ def _fills_less(evaluation: Evaluation, given: Operands) -> bool:
     steps = each(first) * (each(holder) + max((each(x) for x in others), default=0.0))
     assert holder.format is not None
     inner = assign.output.indices[holder.format.modes[-1]]
-    return sizes[inner.name] < _CLEARED * steps
+    return sizes[inner.name] <= max(_NEAR, _SCATTERED * steps)
 
 
 def function_of(

@@ -226,8 +226,11 @@ def test_workspaces(formats):
     product = parse("C(i,k) = A(i,j) * B(j,k)", dict(zip("ABC", formats, strict=True)))
     rows = Schedule(product).precompute("A B", "k", "k2", "w")
     if formats[2] == CSR:
-        assert "w[k] += A_vals[A2_p] * B_vals[B2_p];" in rows.loops()
-        assert "C[C_2_p] = w[k_2];" in rows.loops()
+        assert "float w[1000];" in rows.loops() and "w[k] = 0.0f;" in rows.loops()
+        assert "w[k_2] += A_vals[A2_p] * B_vals[B2_p];" in rows.loops()
+        assert "C[C_2_p_2] = w[k_3];" in rows.loops()
+    elif formats[2] is None:  # all of it is read
+        assert "float w[1000] = {0};" in rows.loops()
         with pytest.raises(NotImplementedError, match="k2 is a tile of merged"):
             rows.split("k2", "k3", "k4", 2)
         with pytest.raises(ScheduleError, match="merged one after the other"):

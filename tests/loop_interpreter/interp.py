@@ -163,10 +163,11 @@ class _Run(Stores):
         every[lanes] = values
         self.scalars[name] = Scalar(every, mutable, self.depth, kind)
 
-    def workspace(self, name: str, size: int, fill: float, lanes: Lanes) -> None:
+    def workspace(self, name: str, size: int, fill: float | None, lanes: Lanes) -> None:
         self.forbid(name)
         total = len(self.frames[-1].ids) * size
-        data = np.full(total, self.number_of(fill), self.accumulator)
+        anything = np.nan if np.dtype(self.accumulator).kind == "f" else 77  # shows if it is read
+        data = np.full(total, self.number_of(anything if fill is None else fill), self.accumulator)
         self.places[name] = Place(data, size, NUMBER, self.depth, Owners(total))
 
     def serial(self, loop: loopir.For, lanes: Lanes) -> None:

@@ -150,6 +150,96 @@ def row_sums(left, a, right, b, row):
     return np.bincount(places, np.concatenate(terms or [[]]))
 
 
+def repeated(rows, shapes, seed=0, step=2):
+    """Index arrays of a matrix whose row i has the columns of shapes[i % len(shapes)], `step` i
+    further; some rows here and there are longer, shorter or have a column elsewhere."""
+    rng = np.random.default_rng(seed)
+    made = [shapes[i % len(shapes)] + step * i for i in range(rows)]
+    for i in rng.integers(0, rows, rows // 9):
+        change = rng.integers(3)
+        row = made[i].copy()
+        row[rng.integers(len(row))] += change == 0
+        made[i] = row[1:] if change == 1 else np.append(row, row[0]) if change == 2 else row
+    offsets = np.append(0, np.cumsum([len(row) for row in made]))
+    return types.SimpleNamespace(
+        row_offsets=offsets.astype(np.int32), column_indices=np.concatenate(made).astype(np.int32)
+    )
+
+
+SHAPES = {  # of A's rows, of B's rows
+    "stencil": ([np.int64([8, 1, 9, 10, 17])], [np.int64([0, 3, 4, 5, 8])]),
+    "two parities": ([np.int64([0, 1]), np.int64([0, 1, 2])], [np.int64([7, 2]), np.int64([1])]),
+    "three unknowns": ([np.arange(9), np.arange(9) - 1, np.arange(9) - 2], [np.arange(6)]),
+    "longer than what is noted": ([np.arange(40)], [np.arange(0, 120, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_like_those_before(name):
+    """Their bits are those of the same rows among others that are unlike them, whatever is between
+    them; with a plan too, and with masks that have more or less than each row's columns."""
+    turn, rng = list(SHAPES).index(name), np.random.default_rng(1)
+    step = 3 if name == "three unknowns" else 1
+    of_a, of_b = SHAPES[name]
+    rows = 48 if "longer" in name else 300
+    left = repeated(rows, [x + 2 for x in of_a], step=1)
+    inner = int(left.column_indices.max()) + 1
+    right = repeated(inner, of_b, seed=2, step=step)
+    for columns in (int(right.column_indices.max()) + 1, 3 << 20):  # arrays, a hash table
+        dtype = DTYPES[(turn + (columns > 1 << 20)) % 4]
+        a, b = (cast(rng.standard_normal((1, len(x.column_indices))), dtype) for x in (left, right))
+        order = rng.permutation(rows)
+        places = np.concatenate([np.arange(*left.row_offsets[i : i + 2]) for i in order])
+        lengths = np.diff(left.row_offsets)[order]
+        mixed = types.SimpleNamespace(
+            row_offsets=np.append(0, np.cumsum(lengths)).astype(np.int32),
+            column_indices=left.column_indices[places],
+        )
+        arrays = [left.row_offsets, left.column_indices, right.row_offsets, right.column_indices]
+        for isa in kernel_isas():
+            offsets, indices, values = direct_product(left, a, right, b, columns, isa, 1)
+            other = direct_product(mixed, a[:, places], right, b, columns, isa, 1)
+            back = [np.arange(*other[0][i : i + 2]) for i in np.argsort(order)]
+            np.testing.assert_array_equal(indices, other[1][np.concatenate(back)])
+            np.testing.assert_array_equal(values, other[2][np.concatenate(back)])
+            for mask in _masks(offsets, indices, columns):
+                operands, result = [*arrays, *mask, a, b], ((1, len(mask[1])), a.dtype)
+                attributes = dict(columns=columns, complete=False)
+                (got,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
+                np.testing.assert_array_equal(got[0], at(offsets, indices, values, *mask))
+    exact = np.concatenate(
+        [
+            row_sums(left, a[0].astype(np.float64), right, b[0].astype(np.float64), i)
+            for i in range(rows)
+        ]
+    )
+    np.testing.assert_allclose(values.astype(np.float64), exact, rtol=2e-2, atol=1e-2)
+
+
+def at(offsets, indices, values, of_mask, columns):
+    """The values of a matrix whose columns ascend in each row at the entries of a mask."""
+    keys = lambda of, to: np.repeat(np.arange(len(of) - 1) << 32, np.diff(of)) + to
+    there, asked = keys(offsets, indices), keys(of_mask, columns)
+    places = np.minimum(np.searchsorted(there, asked), len(there) - 1)
+    return np.where(there[places] == asked, values[places], np.zeros(1, values.dtype))
+
+
+def _masks(offsets, indices, columns):
+    """The structure itself, and with a column more and a column less in some rows."""
+    yield offsets, indices
+    for every in (1, 7):
+        made = []
+        for i in range(len(offsets) - 1):
+            row = indices[offsets[i] : offsets[i + 1]]
+            if i % every == 0 and i % 2:
+                row = np.union1d(row, [(row[-1] + 3) % columns])
+            made.append(row[1:] if i % every == 0 and i % 2 == 0 else row)
+        yield (
+            np.append(0, np.cumsum([len(x) for x in made])).astype(np.int32),
+            np.concatenate(made).astype(np.int32),
+        )
+
+
 def test_results_of_many_entries():
     """Each task's rows are copied to their places when those are known."""
     rng = np.random.default_rng(0)

@@ -231,7 +231,7 @@ class CudaText(CText):
             f"{name} = {self.expr(value)};" if self.is_wrapped(value) else super().set(name, value)
         )
 
-    def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
+    def workspace(self, name: str, size: int, fill: float | None) -> Iterator[str]:
         if not self.units.innermost:
             statement = loopir.Workspace(name, size, fill)
             raise self.refuse(statement, "a workspace that threads share")

@@ -273,12 +273,13 @@ class Builder(Instructions):
         self.write(cell, value)
 
     def _workspace(self, workspace: loopir.Workspace, following: Stmt | None) -> None:
-        """Elements start as the workspace's `fill`, unless the next statement stores them all."""
+        """Elements start as the workspace's `fill`, if it has one, unless the next statement stores
+        them all."""
         if self.width > 1:
             raise NotVector
         pointer = self.allocate(workspace.size)
         self.arrays[workspace.name] = Elements(pointer, self._accumulator, workspace.size)
-        if not _overwrites(following, workspace):
+        if workspace.fill is not None and not _overwrites(following, workspace):
             element = Store(workspace.name, Var("fill"), Float(workspace.fill))
             size = Int(workspace.size)
             self.statement(For("fill", Int(0), size, (element,), unit=loopir.CPU_VECTOR))

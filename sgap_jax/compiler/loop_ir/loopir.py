@@ -106,11 +106,12 @@ class Set:
 @dataclasses.dataclass(frozen=True)
 class Workspace:
     """A new array of `size` values, private to an iteration of the innermost loop around it with a
-    unit other than CPUVector; `fill` is the initial value of its elements."""
+    unit other than CPUVector; `fill` is the initial value of its elements, None: anything, so that
+    what is computed from it must not be read."""
 
     name: str
     size: int
-    fill: float = 0.0
+    fill: float | None = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -228,8 +228,11 @@ class CText:
                 return f"{name} {op}= {self.expr(step)};"
         return f"{name} = {self.expr(value)};"
 
-    def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
+    def workspace(self, name: str, size: int, fill: float | None) -> Iterator[str]:
         self.dtypes[name] = self.function.accumulator
+        if fill is None:
+            yield f"{self.number} {name}[{size}];"
+            return
         if fill == 0 and (self.wraps or math.copysign(1, fill) > 0):
             yield f"{self.number} {name}[{size}] = {{0}};"
             return

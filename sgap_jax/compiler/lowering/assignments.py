@@ -180,8 +180,9 @@ def _group_size(ctx: Context, var: IndexVar, size: int) -> tuple[int, bool]:
     return size, threads > size
 
 
-def declare_temporaries(ctx: Context, where: Where) -> None:
-    """What the producer fills: a scalar, or a workspace (Kjolstad et al., CGO 2019)."""
+def declare_temporaries(ctx: Context, where: Where, filled: bool = True) -> None:
+    """What the producer fills: a scalar, or a workspace (Kjolstad et al., CGO 2019), whose elements
+    have their initial value if it is to be `filled`."""
     for producer in _assigned(where.producer):
         target, fill = producer.target, IDENTITY[producer.op or "+"]
         if target.tensor in ctx.scope.temporaries:
@@ -191,7 +192,8 @@ def declare_temporaries(ctx: Context, where: Where) -> None:
             _check_private(where, target)
             with ctx.block(ranges={}):  # for a whole tile, also where this one is cut off
                 extents = [extent_of(ctx, var) for var in target.indices]
-            ctx.emit(Workspace(name, max(math.prod(extents), 1), fill))
+            size = max(math.prod(extents), 1)
+            ctx.emit(Workspace(name, size, fill if filled else None))
             ctx.scope.temporaries[target.tensor] = (name, extents)
         else:
             ctx.emit(Let(name, Float(fill), mutable=True))

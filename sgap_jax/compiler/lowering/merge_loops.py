@@ -33,6 +33,7 @@ from sgap_jax.compiler.loop_ir.arithmetic import ONE, ZERO, add, both, least, mu
 from sgap_jax.compiler.loop_ir.loopir import (
     Binary,
     Expr,
+    Float,
     For,
     If,
     Int,
@@ -41,6 +42,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Select,
     Set,
     Stmt,
+    Store,
     Var,
     While,
 )
@@ -160,11 +162,37 @@ def lower_where_terms(ctx: Context, where: Where, lower: Lower) -> None:
     if not terms & ctx.scope.alive:
         return
     if alive:
-        declare_temporaries(ctx, where)
+        reads = _reads_stored(ctx, where)
+        declare_temporaries(ctx, where, filled=reads is None)
+        if reads is not None:
+            lower_merge(ctx, reads, reads.var, _start_element)
         with ctx.block() as producer, ctx.adding_to(None):
             lower(ctx, where.producer)
         ctx.emit(*producer.close())
     lower(ctx, where.consumer)
+
+
+def _reads_stored(ctx: Context, where: Where) -> Forall | None:
+    """The consumer, if it is a loop that reads a workspace only at coordinates that operands store:
+    then those elements alone have to start as the workspace's initial value, and a row costs what
+    it stores, not what it could. What the producer adds elsewhere is never read."""
+    loop, filled = where.consumer, {leaf.target for _, leaf in paths(where.producer)}
+    if not isinstance(loop, Forall) or not isinstance(loop.body, Assignment) or len(filled) != 1:
+        return None
+    (workspace,) = filled
+    if workspace.indices != (loop.var,) or merged_index(ctx, loop.var) != loop.var:
+        return None
+    return None if space_of(alive_terms(ctx, loop.body), loop.var).whole else loop
+
+
+def _start_element(ctx: Context, body: Body) -> None:
+    """In place of an assignment that reads an element of a workspace."""
+    assert isinstance(body, Assignment)
+    for factor in body.factors:
+        place = ctx.scope.temporaries.get(factor.tensor)
+        if isinstance(place, tuple):
+            (index,) = factor.indices
+            ctx.emit(Store(place[0], value_of(ctx, index), Float(0.0)))
 
 
 def lower_merge(ctx: Context, loop: Forall, index: IndexVar, lower: Lower) -> None:
