@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax import SparseArray
+from sgap_jax import SparseArray, graphs
 
 ARRAYS = (
     *("adj_indptr", "adj_indices", "feat_indptr", "feat_indices", "feat_data", "feat_shape"),
@@ -22,7 +22,8 @@ ARRAYS = (
 @dataclasses.dataclass(frozen=True)
 class Citations:
     name: str
-    graph: SparseArray  # [nodes, nodes], ones where one cites the other, no self loops
+    # [nodes, nodes], ones where one cites the other, no self loops; or edges of several kinds
+    graph: SparseArray | graphs.Relations
     features: SparseArray  # [nodes, words], each row a distribution over its words
     labels: Any  # [nodes], -1 for nodes without a label
     train: Any  # node numbers
@@ -35,8 +36,12 @@ class Citations:
 
     def summary(self) -> str:
         nodes, words = self.features.shape
+        if isinstance(self.graph, graphs.Relations):
+            edges = f"{self.graph.matrix.nnz} edges of {len(self.graph.keys)} kinds"
+        else:
+            edges = f"{self.graph.nnz // 2} edges"
         return (
-            f"{self.name}: {nodes} nodes, {self.graph.nnz // 2} edges, {words} words "
+            f"{self.name}: {nodes} nodes, {edges}, {words} words "
             f"({100 * self.features.density:.1f}% stored), {self.classes} classes; "
             f"{len(self.train)} nodes train, {len(self.validation)} validate, {len(self.test)} test"
         )
@@ -87,20 +92,45 @@ def synthetic(nodes: int = 600, classes: int = 3, words: int = 200, seed: int = 
     pattern = (pattern + pattern.T).tolil()
     pattern.setdiag(0)
     graph = (pattern.tocsr() > 0).astype(np.float32)
+    return _made("synthetic", graph, *_words(rng, labels, classes, words))
+
+
+def relational(nodes: int = 600, classes: int = 4, words: int = 200, seed: int = 0) -> Citations:
+    """Edges of as many kinds as there are classes: of kind r three arrive at each node of class c,
+    nine in ten of them from class c + r. So what arrives says nothing to one who does not see the
+    kinds: nodes of each class get as much from each class."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(nodes) % classes
+    targets, kinds = np.repeat(np.arange(nodes), 3), {}
+    for kind in range(classes):
+        shift = np.where(
+            rng.random(targets.size) < 0.9, kind, rng.integers(0, classes, targets.size)
+        )
+        sources = rng.integers(0, nodes // classes, targets.size) * classes
+        sources += (labels[targets] + shift) % classes
+        kinds[f"kind {kind}"] = graphs.from_edges(np.stack([sources, targets]), num_nodes=nodes)
+    relations = graphs.join_relations(kinds, normalize=True)
+    return _made("relational", relations, *_words(rng, labels, classes, words))
+
+
+def _words(rng: np.random.Generator, labels: np.ndarray, classes: int, words: int) -> tuple:
+    """(words of each node, labels, ten nodes of each class to train with, others)"""
+    nodes = len(labels)
     topic = np.arange(words) % classes == labels[:, None]
     used = rng.random((nodes, words)) < np.where(topic, 0.09, 0.03)
     features = scipy.sparse.csr_array(used.astype(np.float32))
     order = rng.permutation(nodes)
     train = np.concatenate([order[labels[order] == c][:10] for c in range(classes)])
     rest = np.setdiff1d(order, train, assume_unique=True)
-    validation, test = rest[: nodes // 4], rest[nodes // 4 :]
-    return _made("synthetic", graph, features, labels, train, validation, test)
+    return features, labels, train, rest[: nodes // 4], rest[nodes // 4 :]
 
 
 def _made(name: str, graph: Any, words: Any, labels: Any, *split: Any) -> Citations:
     total = np.asarray(words.sum(1)).reshape(-1)
     # Some documents have no words.
     words = scipy.sparse.csr_array(words.multiply(1 / np.maximum(total, 1e-30)[:, None]))
-    graph, features = (SparseArray.from_scipy(m, dtype=jnp.float32) for m in (graph, words))
+    if not isinstance(graph, graphs.Relations):
+        graph = SparseArray.from_scipy(graph, dtype=jnp.float32)
+    features = SparseArray.from_scipy(words, dtype=jnp.float32)
     numbers = (jnp.asarray(x, jnp.int32) for x in (labels, *split))
     return Citations(name, graph, features, *numbers)

@@ -5,6 +5,7 @@ Examples:
     python train.py --network gat --dataset citeseer
     python train.py --data mine.npz --run runs/mine --seeds 3
     python train.py --synthetic                    # needs no data
+    python train.py --synthetic --network rgcn     # edges of several kinds
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import numpy as np
 import optax
 from citations import Citations
 from flax import nnx
-from networks import GAT, GCN, GIN, SAGE, GATv2
+from networks import GAT, GCN, GIN, RGCN, SAGE, GATv2
 from tqdm import tqdm
+
+from sgap_jax.graphs import Relations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ RECIPES = {
     "sage": Recipe(SAGE, 0.01, ("first",), 200, None),
     "gin": Recipe(GIN, 0.01, ("first",), 200, None),
     "gatv2": Recipe(GATv2, 0.005, ("first", "second"), 1000, 100),
+    "rgcn": Recipe(RGCN, 0.01, ("first",), 200, None),
 }
 CHUNK = 20  # epochs in one call
 
@@ -133,13 +137,14 @@ def train(
     """Trains one network; returns (the model, a line of metrics per epoch, the summary line)."""
     recipe = RECIPES[name]
     began = time.perf_counter()
-    model = recipe.network(data.features.shape[1], data.classes, rngs=nnx.Rngs(seed))
+    graph = recipe.network.prepare(data.graph)
+    kinds = {"relations": len(graph.keys)} if isinstance(graph, Relations) else {}
+    model = recipe.network(data.features.shape[1], data.classes, **kinds, rngs=nnx.Rngs(seed))
     definition, params, rest = nnx.split(model, nnx.Param, ...)
     optimizer = OPTIMIZERS[name]
     worst = {"loss": jnp.asarray(jnp.inf, jnp.float32), "accuracy": jnp.zeros((), jnp.float32)}
     best = worst | {"params": params, "stale": jnp.zeros((), jnp.int32), "done": jnp.asarray(False)}
     state = (params, rest, optimizer.init(params), best)
-    graph = recipe.network.prepare(data.graph)
     operands = (graph, data.features, data.labels, data.train, data.validation)
     static = dict(definition=definition, optimizer=optimizer, patience=recipe.patience)
     lines: list[dict] = []
@@ -192,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         if given.synthetic:
-            data = citations.synthetic()
+            data = citations.relational() if given.network == "rgcn" else citations.synthetic()
         else:
             data = citations.read(given.data or citations.find(given.dataset))
     except ValueError as error:

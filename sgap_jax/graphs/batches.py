@@ -13,7 +13,7 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.graphs.edges import check_capacity, of_capacity, rows_on_host
-from sgap_jax.primitives.gspmm import gspmm
+from sgap_jax.primitives.gspmm import Reduction, gspmm
 from sgap_jax.primitives.spmm import spmm
 
 
@@ -31,7 +31,7 @@ class GraphBatch:
     graph: SparseArray
     membership: SparseArray
 
-    def readout(self, X: Any, reduce: str = "sum") -> jax.Array:
+    def readout(self, X: Any, reduce: Reduction = "sum") -> jax.Array:
         """Reduces the features X [nodes, d] of each graph's nodes: [graphs, d]. `reduce` is "sum",
         "mean", "max" or "min"; a graph without nodes gets zero. Differentiable as `gspmm`."""
         return gspmm(self.membership, X, op="copy", reduce=reduce)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from sgap_jax.formats import checks, construct, row_statistics, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 
-DUPLICATES = ("sum", "keep", "error")
+Duplicates = Literal["sum", "keep", "error"]
+DUPLICATES: tuple[str, ...] = get_args(Duplicates)
 
 
 @overload
@@ -22,7 +23,7 @@ def from_edges(
     values: ArrayLike | None = ...,
     *,
     num_nodes: int | tuple[int, int] | None = ...,
-    duplicates: str = ...,
+    duplicates: Duplicates = ...,
     return_perm: Literal[False] = ...,
     dtype: DTypeLike | None = ...,
 ) -> SparseArray: ...
@@ -32,7 +33,7 @@ def from_edges(
     values: ArrayLike | None = ...,
     *,
     num_nodes: int | tuple[int, int] | None = ...,
-    duplicates: str = ...,
+    duplicates: Duplicates = ...,
     return_perm: Literal[True],
     dtype: DTypeLike | None = ...,
 ) -> tuple[SparseArray, np.ndarray]: ...
@@ -41,7 +42,7 @@ def from_edges(
     values: ArrayLike | None = None,
     *,
     num_nodes: int | tuple[int, int] | None = None,
-    duplicates: str = "sum",
+    duplicates: Duplicates = "sum",
     return_perm: bool = False,
     dtype: DTypeLike | None = None,
 ) -> SparseArray | tuple[SparseArray, np.ndarray]:

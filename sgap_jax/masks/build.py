@@ -1,5 +1,6 @@
 """Builds masks from the columns of rows, as slices of a table, or from a boolean function."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,10 @@ _LARGEST = 1 << 62  # sums of two fit in int64
 def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
     check_concrete(size, name, f"masks.{op}", TRACED_MASK)
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < least:
-        raise ValueError(f"masks.{op}: {name} must be an integer of at least {least}, got {size!r}")
+        named = "; the format is given by name, format=" if isinstance(size, Format | str) else ""
+        raise ValueError(
+            f"masks.{op}: {name} must be an integer of at least {least}, got {size!r}{named}"
+        )
     if size > _LARGEST:
         raise ValueError(f"masks.{op}: {name} must be at most 2^62, got {size}")
     return int(size)
@@ -120,8 +124,11 @@ def from_function(
       ValueError: invalid sizes or format, or f does not give booleans [r, c].
     """
     op = "from_function"
+    if callable(L) and not callable(f):
+        raise ValueError(f"masks.{op}: f comes first: from_function(f, {f!r})")
     L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)
     (format, length), block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
+    _check_function(op, f)
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)
@@ -154,6 +161,23 @@ def from_function(
         counts += own
     every = np.concatenate([*counts, np.zeros(0, np.int64)])
     return of_block_rows(op, every, np.concatenate(columns), (L, S), format)
+
+
+def _check_function(op: str, f: Any) -> None:
+    """ValueError unless f can be called with two arguments, where its signature is known."""
+    expected = f"masks.{op}: f: expected a function of rows and columns"
+    if not callable(f):
+        raise ValueError(f"{expected}, got a {type(f).__name__}")
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind(0, 0)
+    except TypeError:
+        needed = [p for p in signature.parameters.values() if p.default is p.empty]
+        mask_mod = "; of a mask_mod that is lambda i, j: f(0, 0, i, j)" if len(needed) == 4 else ""
+        raise ValueError(f"{expected}, got one of {signature}{mask_mod}") from None
 
 
 _KNOWN_BLOCK = 64  # rows and columns of a block about which ranges say something

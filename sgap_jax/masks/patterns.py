@@ -262,9 +262,10 @@ def block_diagonal(
     keys = rows if kv_segment_ids is None else np.asarray(kv_segment_ids)
     for name, ids in (("segment_ids", rows), ("kv_segment_ids", keys)):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            size = "; for blocks of one size np.arange(L) // size" if ids.ndim == 0 else ""
             raise ValueError(
                 f"masks.{op}: {name} must be integers of one dimension, got {ids.dtype} "
-                f"{list(ids.shape)}"
+                f"{list(ids.shape)}{size}"
             )
     format, _ = rows_of_vectors(op, format)
     order = np.argsort(keys, kind="stable")

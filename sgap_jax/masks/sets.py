@@ -26,7 +26,13 @@ def causal(pattern: SparseArray, *, format: Format | str | None = None) -> Spars
       format: of the result; None is the format of `pattern`.
     """
     if not isinstance(pattern, SparseArray):
-        raise ValueError(f"masks.causal: expected a SparseArray, got a {type(pattern).__name__}")
+        size = isinstance(pattern, int | np.integer) and not isinstance(pattern, bool)
+        whole = (
+            f"; causal(band({pattern}, {2 * int(pattern)})) sees all keys before" if size else ""
+        )
+        raise ValueError(
+            f"masks.causal: expected a SparseArray, got a {type(pattern).__name__}{whole}"
+        )
     length, (stored,), format = _levels("causal", (pattern,), format)
     last = np.minimum(np.arange(stored.shape[0]) * length + length, pattern.shape[0]) - 1
     kept = stored.indices <= last.repeat(np.diff(stored.indptr))

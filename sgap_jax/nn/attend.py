@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import as_array
+from sgap_jax.formats.checks import as_array, check_count
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.nn.structure import check_format
 from sgap_jax.primitives._define import accumulator, check_sparse
@@ -47,8 +47,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
     Source: Press et al. 2022, section 3 and the authors' code.
     """
-    if heads < 1:
-        raise ValueError(f"alibi_slopes: heads must be at least 1, got {heads}")
+    heads = check_count(heads, "heads", "alibi_slopes", 1)
     n = 2 ** int(math.log2(heads))
     own = 2.0 ** (-8 / n * np.arange(1, n + 1))
     between = 2.0 ** (-4 / n * np.arange(1, 2 * (heads - n) + 1, 2))

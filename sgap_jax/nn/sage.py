@@ -17,7 +17,7 @@ from sgap_jax.nn.adjacency import check_features
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule, check_sparse
-from sgap_jax.primitives.gspmm import REDUCTIONS, check_choice, gspmm
+from sgap_jax.primitives.gspmm import REDUCTIONS, Reduction, check_choice, gspmm
 from sgap_jax.schedules import Schedule
 
 
@@ -57,7 +57,7 @@ class SAGEConv(nnx.Module):
         in_features: int,
         out_features: int,
         *,
-        reduce: str = "mean",
+        reduce: Reduction = "mean",
         normalize: bool = False,
         use_bias: bool = True,
         dtype: Dtype | None = None,
@@ -106,7 +106,7 @@ def sage_conv(
     bias: jax.Array | None,
     promote: Callable,
     *,
-    reduce: str,
+    reduce: Reduction,
     normalize: bool,
     schedule: Schedule | str | None,
 ) -> jax.Array:
@@ -144,7 +144,7 @@ def ends_of(op: str, graph: Any, x: Any, in_features: int | None = None) -> tupl
     return x, x[..., :m, :]
 
 
-def received(graph: SparseArray, x: Any, reduce: str, schedule: Schedule | str | None) -> Any:
+def received(graph: SparseArray, x: Any, reduce: Reduction, schedule: Schedule | str | None) -> Any:
     """reduce_j x[..., j, :] for each node; leading axes share the graph."""
 
     def messages(x: Any) -> Any:

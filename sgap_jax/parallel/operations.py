@@ -18,7 +18,7 @@ from sgap_jax.parallel.partitioned import PartitionedArray
 from sgap_jax.parallel.second_axis import summed_bytes
 from sgap_jax.primitives._define import accumulator, as_numbers, check_scale, check_schedule
 from sgap_jax.primitives.gsddmm import gsddmm as local_gsddmm
-from sgap_jax.primitives.gspmm import OPS, REDUCTIONS, check_choice, message_values
+from sgap_jax.primitives.gspmm import OPS, REDUCTIONS, Op, Reduction, check_choice, message_values
 from sgap_jax.primitives.gspmm import gspmm as local_gspmm
 from sgap_jax.primitives.row_reduce import row_max as local_row_max
 from sgap_jax.primitives.row_reduce import row_sum as local_row_sum
@@ -243,7 +243,7 @@ def sddmm(
 
 
 def gsddmm(
-    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | str | None = None
+    A: PartitionedArray, X: Any, Y: Any, *, op: Op = "mul", schedule: Schedule | str | None = None
 ) -> PartitionedArray:
     """`sgap_jax.gsddmm` of a matrix in parts: features of both ends of each stored entry, combined.
 
@@ -329,8 +329,8 @@ def gspmm(
     A: PartitionedArray,
     X: Any,
     *,
-    op: str = "mul",
-    reduce: str = "sum",
+    op: Op = "mul",
+    reduce: Reduction = "sum",
     transpose: bool = False,
     schedule: Schedule | str | None = None,
 ) -> jax.Array:

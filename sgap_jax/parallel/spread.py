@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,8 @@ def partition(
     axis: str,
     *,
     second: str | None = None,
-    rows: str | Sequence[int] = "balanced",
-    order: str | Callable[[SparseArray], Any] = "given",
+    rows: Literal["balanced", "even"] | Sequence[int] = "balanced",
+    order: Literal["given", "metis"] | Callable[[SparseArray], Any] = "given",
 ) -> PartitionedArray:
     """Spreads the rows of a sparse matrix over the devices along an axis of a mesh.
 
@@ -290,7 +290,7 @@ def read(
     axis: str,
     *,
     second: str | None = None,
-    rows: str | Sequence[int] = "balanced",
+    rows: Literal["balanced", "even"] | Sequence[int] = "balanced",
     dtype: Any = None,
 ) -> PartitionedArray:
     """A matrix in parts from a file, of which each process reads the rows of its own devices.

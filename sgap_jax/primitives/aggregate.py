@@ -11,7 +11,7 @@ from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
 from sgap_jax.primitives._define import by_default, check_schedule, check_sparse
 from sgap_jax.primitives._incidence import incidence
-from sgap_jax.primitives.gspmm import REDUCTIONS, check_choice, gspmm
+from sgap_jax.primitives.gspmm import REDUCTIONS, Reduction, check_choice, gspmm
 from sgap_jax.primitives.row_reduce import check_entry_values, row_max
 from sgap_jax.schedules import Schedule
 
@@ -21,7 +21,7 @@ _LONGEST = 1024  # features that the row operations take
 def aggregate(
     A: SparseArray,
     M: Any,
-    reduce: str = "sum",
+    reduce: Reduction = "sum",
     *,
     transpose: bool = False,
     schedule: Schedule | str | None = None,
@@ -68,7 +68,9 @@ def aggregate(
 
 
 @partial(jax.jit, static_argnames=("reduce", "schedule"), inline=True)
-def _aggregate(A: SparseArray, M: Any, *, reduce: str, schedule: Schedule | None) -> jax.Array:
+def _aggregate(
+    A: SparseArray, M: Any, *, reduce: Reduction, schedule: Schedule | None
+) -> jax.Array:
     schedule = by_default(schedule, M.dtype)
     B = incidence(A, M.dtype)
     reduced = partial(gspmm, op="copy", reduce=reduce, schedule=schedule)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,9 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives.attention_arguments import (
+    AttentionOptions,
     as_bias,
+    as_dropout_rate,
     as_lengths,
     as_sinks,
     as_softcap,
@@ -45,6 +47,7 @@ from sgap_jax.primitives.attention_arguments import (
     attention_problem,
     by_structures,
     check_heads,
+    check_score_mod,
     leading_axes,
     of_entries,
     of_head,
@@ -57,6 +60,26 @@ from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_TASK, check_depth
 _MOST_WIDE = 4096  # cpu/attention/attention.h: kMostDepth
 
 
+@overload
+def sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: SparseArray | Sequence[SparseArray],
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> jax.Array: ...
+@overload
+def sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: SparseArray | Sequence[SparseArray],
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[jax.Array, jax.Array]: ...
 def sparse_attention(
     q: Any,
     k: Any,
@@ -156,6 +179,7 @@ def sparse_attention(
     """
     op = "sparse_attention"
     schedule = check_schedule(op, schedule)
+    dropout_rate = as_dropout_rate(op, dropout_rate)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
@@ -204,9 +228,10 @@ def sparse_attention(
     )
     terms["lengths"] = as_lengths(op, key_value_seq_lengths, q.shape[0])
     params = dict(scale=number, is_causal=is_causal, schedule=schedule)
-    params |= dict(softcap=as_softcap(op, softcap), dropout=float(dropout_rate))
+    params |= dict(softcap=as_softcap(op, softcap), dropout=dropout_rate)
     compute: Any = _attention
     if score_mod is not None:
+        check_score_mod(op, score_mod)
         if leading or not isinstance(schedule, Unfused | None):
             raise NotImplementedError(
                 f"{op}: score_mod runs unfused: expected schedule=None or Unfused(), and one "

@@ -1,8 +1,10 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
+import inspect
 import math
+import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,28 @@ from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention_unfused import absent, mixed, no_array, scattered
-from sgap_jax.schedules import Problem
+from sgap_jax.schedules import Problem, Schedule
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The arguments of `sparse_attention` that are given by name, but `return_lse`."""
+
+    scale: Any
+    bias: Any
+    sinks: Any
+    is_causal: bool
+    key_value_seq_lengths: Any
+    softcap: float | None
+    alibi_slopes: Any
+    relative_bias: Any
+    segment_ids: Any
+    kv_segment_ids: Any
+    query_offset: Any
+    dropout_rate: float
+    dropout_rng: Any
+    broadcast_dropout: bool
+    score_mod: Callable | None
+    schedule: Schedule | str | None
 
 
 def check_heads(
@@ -165,7 +188,7 @@ def as_terms(
     segment_ids: Any,
     kv_segment_ids: Any,
     query_offset: Any,
-    dropout_rate: Any,
+    dropout_rate: float,
     dropout_rng: Any,
     broadcast_dropout: Any,
 ) -> dict[str, jax.Array]:
@@ -185,8 +208,10 @@ def as_terms(
         fits = table.ndim in (1, 2) and table.shape[:-1] in ((), (1,), (H,)) and table.shape[-1] > 0
         if not fits or not jnp.issubdtype(table.dtype, jnp.floating):
             got = f"{list(table.shape)} of {table.dtype}"
+            turned = table.ndim == 2 and table.shape[1] == H
+            advice = "; relative_bias.T has a row for each head" if turned else ""
             raise ValueError(
-                f"{op}: relative_bias must be floats of shape [R] or [{H}, R], got {got}"
+                f"{op}: relative_bias must be floats of shape [R] or [{H}, R], got {got}{advice}"
             )
         found["table"] = jnp.broadcast_to(table.astype(wide), (1, H, table.shape[-1]))
     if segment_ids is not None:
@@ -206,16 +231,22 @@ def as_terms(
         least = 0 if jnp.issubdtype(offset.dtype, jnp.unsignedinteger) else -(2**30)
         offset = clip(_widened(offset), least, 2**30)
         found["offset"] = jnp.asarray(offset, jnp.int32).reshape(-1, 1)
-    advice = "the rate is static: make it outside jit"
-    check_concrete(dropout_rate, "dropout_rate", op, advice)
-    if not 0 <= dropout_rate <= 1:
-        raise ValueError(f"{op}: dropout_rate must be in [0, 1], got {dropout_rate}")
     if dropout_rate > 0:
         if dropout_rng is None:
             raise ValueError(f"{op}: dropout_rng: expected with a dropout_rate of {dropout_rate}")
         shape = (1, 1) if check_flag(broadcast_dropout, "broadcast_dropout", op) else (B, H)
         found["seeds"] = _seeds(op, dropout_rng, shape, H)
     return found
+
+
+def as_dropout_rate(op: str, rate: Any) -> float:
+    check_concrete(rate, "dropout_rate", op, "the rate is static: make it outside jit")
+    scalar = rate.ndim == 0 and jnp.isrealobj(rate) if hasattr(rate, "ndim") else None
+    number = isinstance(rate, numbers.Real) if scalar is None else scalar
+    if not number or not 0 <= float(rate) <= 1:
+        kind = "" if number else "a number "
+        raise ValueError(f"{op}: dropout_rate must be {kind}in [0, 1], got {rate!r}")
+    return float(rate)
 
 
 def _widened(x: Any) -> Any:
@@ -240,13 +271,47 @@ def _segments(op: str, name: str, ids: Any, batch: int, size: int, nothing: int)
 
 def _seeds(op: str, rng: Any, shape: tuple[int, int], heads: int) -> jax.Array:
     """Two numbers for each sequence and head, [B|1, heads, 2] uint32."""
-    if not hasattr(rng, "dtype") or jnp.issubdtype(rng.dtype, jnp.integer) and rng.ndim == 0:
+    integer = isinstance(rng, int) and not isinstance(rng, bool)
+    if hasattr(rng, "dtype"):
+        integer = jnp.issubdtype(rng.dtype, jnp.integer) and rng.ndim == 0
+    if integer:
         rng = jax.random.key(rng)
-    base = jax.random.bits(rng, (2,), jnp.uint32)
+    base = jax.random.bits(_key(op, rng), (2,), jnp.uint32)
     place = jax.lax.iota(jnp.uint32, shape[0])[:, None] * jnp.uint32(heads)
     place = place + jax.lax.iota(jnp.uint32, shape[1])[None]
     both = [mixed(scattered(place, base[i]), jnp.uint32(i)) for i in range(2)]
     return jnp.broadcast_to(jnp.stack(both, -1), (shape[0], heads, 2))
+
+
+def _key(op: str, rng: Any) -> Any:
+    """One PRNG key, new-style or raw."""
+    expected = f"{op}: dropout_rng: expected a PRNG key or an integer, got"
+    if not hasattr(rng, "dtype"):
+        call = "; a stream of nnx gives a key where it is called" if callable(rng) else ""
+        raise ValueError(f"{expected} a {type(rng).__name__}{call}")
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        if rng.ndim:
+            raise ValueError(f"{expected} keys of shape {list(rng.shape)}")
+    elif rng.dtype != jnp.uint32 or rng.ndim != 1:
+        raise ValueError(f"{expected} an array {list(rng.shape)} of {rng.dtype}")
+    return rng
+
+
+def check_score_mod(op: str, score_mod: Any) -> None:
+    """ValueError unless it can be called with five arguments, where its signature is known."""
+    expected = f"{op}: score_mod: expected a function (score, b, h, i, j)"
+    if not callable(score_mod):
+        raise ValueError(f"{expected}, got a {type(score_mod).__name__}")
+    try:
+        signature = inspect.signature(score_mod)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind(*"sbhij")
+    except TypeError:
+        taken = [p for p in signature.parameters.values() if p.default is p.empty]
+        mask = "; a mask_mod is for masks.from_function" if len(taken) == 4 else ""
+        raise ValueError(f"{expected}, got one of {signature}{mask}") from None
 
 
 def of_head(terms: dict[str, jax.Array], head: int) -> dict[str, jax.Array]:
@@ -268,7 +333,15 @@ def of_entries(score_mod: Callable, first: int) -> Callable:
         of_heads = jax.vmap(of_entries, (0, None, 0, None, None))
         of_all = jax.vmap(of_heads, (0, 0, None, None, None))
         flat = s.reshape(*s.shape[:2], -1)
-        return of_all(flat, b, h, rows.reshape(-1), columns.reshape(-1)).reshape(s.shape)
+        found = of_all(flat, b, h, rows.reshape(-1), columns.reshape(-1))
+        if not hasattr(found, "dtype"):
+            got = f"a {type(found).__name__}"
+        elif found.shape != flat.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+            got = f"{list(found.shape[len(flat.shape) :])} of {found.dtype}"
+        else:
+            return found.reshape(s.shape)
+        what = "sparse_attention: score_mod"
+        raise ValueError(f"{what}: expected a floating point scalar for each score, got {got}")
 
     return modified
 

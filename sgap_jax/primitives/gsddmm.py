@@ -2,7 +2,7 @@
 sum a vector of each entry."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +35,44 @@ from sgap_jax.primitives._incidence import (
     entry_sums,
     incidence,
 )
-from sgap_jax.primitives.gspmm import OPS, check_choice, gsddmm_p, gspmm_p
+from sgap_jax.primitives.gspmm import OPS, Op, check_choice, gsddmm_p, gspmm_p
 from sgap_jax.primitives.row_reduce import check_entry_values
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import CpuTile, Problem, Schedule
 
 
+@overload
+def gsddmm(
+    A: SparseArray,
+    X: Any,
+    Y: Any,
+    *,
+    op: Op = ...,
+    reduce: Literal["sum"] = ...,
+    schedule: Schedule | str | None = ...,
+) -> SparseArray: ...
+@overload
+def gsddmm(
+    A: SparseArray,
+    X: Any,
+    Y: Any,
+    *,
+    values: Any = ...,
+    op: Op = ...,
+    reduce: None,
+    schedule: Schedule | str | None = ...,
+) -> jax.Array: ...
 def gsddmm(
     A: SparseArray,
     X: Any,
     Y: Any,
     *,
     values: Any = None,
-    op: str = "mul",
-    reduce: str | None = "sum",
+    op: Op = "mul",
+    reduce: Literal["sum"] | None = "sum",
     schedule: Schedule | str | None = None,
-) -> Any:
+) -> SparseArray | jax.Array:
     """Combines the features of the row and the column of each stored entry, and sums over them.
 
         C[i, j] = sum_l (X[i, l] op Y[j, l])   at the stored entries (i, j) of A

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,10 @@ from sgap_jax.primitives.row_reduce import check_entry_values, row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
 
-OPS = ("mul", "add", "sub", "div", "copy")
-REDUCTIONS = ("sum", "mean", "max", "min")
+Op = Literal["mul", "add", "sub", "div", "copy"]
+Reduction = Literal["sum", "mean", "max", "min"]
+OPS: tuple[str, ...] = get_args(Op)
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 
 def gspmm(
@@ -56,8 +58,8 @@ def gspmm(
     X: Any,
     *,
     values: Any = None,
-    op: str = "mul",
-    reduce: str = "sum",
+    op: Op = "mul",
+    reduce: Reduction = "sum",
     transpose: bool = False,
     schedule: Schedule | str | None = None,
 ) -> jax.Array:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,21 @@ from sgap_jax.primitives.row_reduce import (
 from sgap_jax.schedules import Schedule
 
 
+@overload
+def sparse_softmax(
+    A: SparseArray, *, scale: Any = ..., schedule: Schedule | str | None = ...
+) -> SparseArray: ...
+@overload
+def sparse_softmax(
+    A: SparseArray, *, values: Any, scale: Any = ..., schedule: Schedule | str | None = ...
+) -> jax.Array: ...
 def sparse_softmax(
     A: SparseArray,
     *,
     values: Any = None,
     scale: Any = 1.0,
     schedule: Schedule | str | None = None,
-) -> Any:
+) -> SparseArray | jax.Array:
     """Softmax over the stored entries of each row.
 
         P[i, j] = exp(scale A[i, j]) / sum over stored (i, l) of exp(scale A[i, l])

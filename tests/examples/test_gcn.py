@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgap_jax import SparseArray
+from sgap_jax import SparseArray, graphs
 
 for package in ("flax", "optax", "tqdm"):
     pytest.importorskip(package)
@@ -41,7 +41,7 @@ def test_synthetic_graph(made_up):
     assert made_up.classes == 3 and "600 nodes" in made_up.summary()
 
 
-@pytest.mark.parametrize("network", ["gcn", "gat", "sage", "gin", "gatv2"])
+@pytest.mark.parametrize("network", ["gcn", "gat", "sage", "gin", "gatv2", "rgcn"])
 def test_both_networks_learn_the_synthetic_graph(made_up, network):
     model, lines, total = train.train(made_up, network, seed=0, epochs=60, quiet=True)
     assert [line["epoch"] for line in lines] == list(range(1, 61))
@@ -50,6 +50,20 @@ def test_both_networks_learn_the_synthetic_graph(made_up, network):
     logits = model(train.RECIPES[network].network.prepare(made_up.graph), made_up.features)
     found = (logits.argmax(-1) == made_up.labels)[made_up.test].mean()
     assert float(found) == pytest.approx(total["test_accuracy"])
+
+
+@pytest.mark.tier("all")
+def test_the_kinds_of_edges_tell_what_their_union_does_not():
+    with jax.enable_x64(False):
+        data = citations.relational()
+    assert "edges of 4 kinds" in data.summary()
+    seen = train.train(data, "rgcn", seed=0, epochs=100, quiet=True)[2]["test_accuracy"]
+    matrix = data.graph.matrix
+    rows, columns = (np.asarray(x) for x in matrix.coordinates())
+    union = graphs.from_edges(np.stack([columns % 600, rows]), matrix.values, num_nodes=600)
+    blind = dataclasses.replace(data, graph=graphs.join_relations({"edges": union}))
+    unseen = train.train(blind, "rgcn", seed=0, epochs=100, quiet=True)[2]["test_accuracy"]
+    assert seen > 0.9 > unseen + 0.15
 
 
 def test_without_the_citations_the_words_do_not_do(made_up):

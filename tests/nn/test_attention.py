@@ -344,6 +344,8 @@ def test_slopes_of_alibi():
     np.testing.assert_allclose(nn.alibi_slopes(12), twelve, rtol=1e-6)
     with pytest.raises(ValueError, match="heads must be at least 1"):
         nn.alibi_slopes(0)
+    with pytest.raises(TypeError, match="alibi_slopes: heads must be an integer, got 2.5"):
+        nn.alibi_slopes(2.5)
     with pytest.raises(ValueError, match="an even D"):
         nn.rotary_embedding(jnp.ones((3, 2, 5)), jnp.arange(3))
 

@@ -313,6 +313,9 @@ def test_nothing_of_the_size_of_the_pattern_is_formed():
     assert "sddmm" not in text and "x4096" not in text and "x512x8" not in text
 
 
+DROPPED = dict(dropout_rate=0.5)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -329,7 +332,34 @@ def test_nothing_of_the_size_of_the_pattern_is_formed():
         (dict(kv_segment_ids=KEY_SEGMENTS), ValueError, "segment_ids: expected with"),
         (dict(query_offset=0.5), ValueError, "query_offset must be integers"),
         (dict(dropout_rate=1.5), ValueError, r"dropout_rate must be in \[0, 1\]"),
+        (dict(relative_bias=jnp.ones((9, 4))), ValueError, r"\[9, 4\] of .*; relative_bias.T"),
+        (
+            dict(dropout_rate="0.5"),
+            ValueError,
+            r"dropout_rate must be a number in \[0, 1\], got '0",
+        ),
+        (dict(dropout_rate=None), ValueError, "dropout_rate must be a number"),
+        (dict(dropout_rate=np.full(2, 0.5)), ValueError, "dropout_rate must be a number"),
         (dict(dropout_rate=0.5), ValueError, "dropout_rng: expected with a dropout_rate"),
+        (DROPPED | dict(dropout_rng="key"), ValueError, "a PRNG key or an integer, got a str"),
+        (DROPPED | dict(dropout_rng=0.5), ValueError, "a PRNG key or an integer, got a float"),
+        (DROPPED | dict(dropout_rng=np.ones(2)), ValueError, r"got an array \[2\] of float64"),
+        (
+            DROPPED | dict(dropout_rng=jax.random.split(jax.random.key(0))),
+            ValueError,
+            r"got keys of shape \[2\]",
+        ),
+        (DROPPED | dict(dropout_rng=lambda: 0), ValueError, "a key where it is called"),
+        (dict(score_mod=3), ValueError, "score_mod: expected a function .*, got a int"),
+        (
+            dict(score_mod=lambda s: s),
+            ValueError,
+            r"score_mod: .*\(score, b, h, i, j\), got one of",
+        ),
+        (dict(score_mod=lambda b, h, i, j: i >= j), ValueError, "mask_mod is for masks.from"),
+        (dict(score_mod=lambda s, b, h, i, j: i >= j), ValueError, r"got \[\] of bool"),
+        (dict(score_mod=lambda s, b, h, i, j: (s, s)), ValueError, "got a tuple"),
+        (dict(score_mod=lambda s, *_: jnp.stack([s, s])), ValueError, r"got \[2\] of float"),
         (dict(score_mod=min, schedule=Reference()), NotImplementedError, "score_mod runs unfused"),
     ],
 )

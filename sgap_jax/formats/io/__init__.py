@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from sgap_jax.formats import checks, construct, interop
-from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.array import Duplicates, SparseArray
 from sgap_jax.formats.io import matrix_market, npz, smtx, tns
 from sgap_jax.formats.io.number_tables import Contents, open_source
 from sgap_jax.formats.levels import COO, CSR, Format, require_stored
@@ -31,7 +31,7 @@ def read(
     format: Format | str | None = None,
     dtype: DTypeLike | None = None,
     *,
-    duplicates: str = "sum",
+    duplicates: Duplicates = "sum",
     rows: tuple[int, int] | None = None,
 ) -> SparseArray:
     """Reads .mtx, .smtx, .tns (each also .gz) and .npz; pattern files get values of one (float32).
@@ -156,7 +156,7 @@ def _suffix(path: str, op: str) -> str:
 
 
 def _assemble(
-    path: str, contents: Contents, format: Format | str | None, dtype: Any, duplicates: str
+    path: str, contents: Contents, format: Format | str | None, dtype: Any, duplicates: Duplicates
 ) -> SparseArray:
     what = f"read {path}"
     shape, coordinates, values, asked = contents

@@ -20,6 +20,7 @@ from sgap_jax.nn.graph_conv import GLOROT, graph_conv
 from sgap_jax.nn.linear import ZEROS
 from sgap_jax.nn.rgcn import rgcn_conv, stacked
 from sgap_jax.nn.sage import ends_of, sage_conv
+from sgap_jax.primitives.gspmm import Reduction
 from sgap_jax.schedules import Schedule
 
 
@@ -114,7 +115,7 @@ class SAGEConv(linen.Module):
     """GraphSAGE: see `sgap_jax.nn.SAGEConv`. Parameters `kernel`, `root` and `bias`."""
 
     features: int
-    reduce: str = "mean"
+    reduce: Reduction = "mean"
     normalize: bool = False
     use_bias: bool = True
     dtype: Dtype | None = None
