@@ -21,11 +21,11 @@ def limit(nbytes: float, what: str, most: float = MAX_BYTES) -> None:
         raise Unavailable(f"{what} would take {nbytes / 2**30:.1f} GiB")
 
 
-def aligned(shape) -> np.ndarray:
-    """An uninitialised float32 array on a 64-byte boundary, as JAX's and torch's own are."""
-    size = int(np.prod(shape))
-    raw = np.empty(size + 15, np.float32)
-    skip = (-raw.ctypes.data % 64) // 4
+def aligned(shape, dtype=np.float32) -> np.ndarray:
+    """An uninitialised array on a 64-byte boundary, as JAX's and torch's own are."""
+    size, each = int(np.prod(shape)), np.dtype(dtype).itemsize
+    raw = np.empty(size + 64 // each - 1, dtype)
+    skip = (-raw.ctypes.data % 64) // each
     return raw[skip : skip + size].reshape(shape)
 
 

@@ -75,37 +75,43 @@ class MklDescription(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("mode", ctypes.c_int), ("diagonal", ctypes.c_int)]
 
 
-def with_mkl_inspector(A, B, reuse=False):
-    """MKL's inspector-executor routines called directly, with a hint that many calls follow."""
+def with_mkl_inspector(A, B, reuse=False, transpose=False):
+    """MKL's inspector-executor routines called directly, with a hint that many calls follow; A^T B
+    with `transpose`, from the same arrays of A. float32 or float64."""
     from sparse_dot_mkl import mkl_set_num_threads
 
     mkl_set_num_threads(machine.threads())
     mkl = ctypes.CDLL(os.environ.get("MKL_RT") or ctypes.util.find_library("mkl_rt"))
-    (m, k), n = A.shape, B.shape[1]
+    (m, k), n, dtype = A.shape, B.shape[1], A.data.dtype
+    shape = (k if transpose else m, n)
+    letter, number = ("d", ctypes.c_double) if dtype == np.float64 else ("s", ctypes.c_float)
+    create, times_vector, times_matrix = (
+        getattr(mkl, f"mkl_sparse_{letter}_{name}") for name in ("create_csr", "mv", "mm")
+    )
 
     def pointer(array, skip=0):
         return ctypes.c_void_p(array.ctypes.data + skip)
 
-    plain, row_major, general = 10, 101, MklDescription(20, 0, 0)
-    handle, one, zero = ctypes.c_void_p(), ctypes.c_float(1), ctypes.c_float(0)
+    op, row_major, general = 11 if transpose else 10, 101, MklDescription(20, 0, 0)
+    handle, one, zero = ctypes.c_void_p(), number(1), number(0)
     arrays = (pointer(A.indptr), pointer(A.indptr, 4), pointer(A.indices), pointer(A.data))
-    status = [mkl.mkl_sparse_s_create_csr(ctypes.byref(handle), 0, m, k, *arrays)]
+    status = [create(ctypes.byref(handle), 0, m, k, *arrays)]
     if n == 1:
-        status.append(mkl.mkl_sparse_set_mv_hint(handle, plain, general, 1000))
+        status.append(mkl.mkl_sparse_set_mv_hint(handle, op, general, 1000))
     else:
-        status.append(mkl.mkl_sparse_set_mm_hint(handle, plain, general, row_major, n, 1000))
+        status.append(mkl.mkl_sparse_set_mm_hint(handle, op, general, row_major, n, 1000))
     status.append(mkl.mkl_sparse_optimize(handle))
     if any(status):
         raise Unavailable(f"MKL refused the matrix: status {status}")
-    kept, from_B = common.aligned((m, n)) if reuse else None, pointer(B)
+    kept, from_B = common.aligned(shape, dtype) if reuse else None, pointer(B)
 
     def call(operands=(A, B)):  # keeps alive the arrays that MKL points to
-        C = common.aligned((m, n)) if kept is None else kept
+        C = common.aligned(shape, dtype) if kept is None else kept
         if n == 1:
-            mkl.mkl_sparse_s_mv(plain, one, handle, general, from_B, zero, pointer(C))
+            times_vector(op, one, handle, general, from_B, zero, pointer(C))
         else:
             sizes = (row_major, from_B, n, n, zero, pointer(C), n)
-            mkl.mkl_sparse_s_mm(plain, one, handle, general, *sizes)
+            times_matrix(op, one, handle, general, *sizes)
         return C
 
     weakref.finalize(call, mkl.mkl_sparse_destroy, handle)

@@ -64,34 +64,44 @@ void ForBlockRows(const SpmmScatterArgs& args, const ScatterTask<T>& piece, Body
   }
 }
 
-// Rows of y: the sums of all pieces, in their order.
+// `count` values of y, which follow each other: the sums of all pieces, `piece` apart, in their
+// order.
+template <typename T>
+void AddPiecesOf(const Accumulator<T>* from, int64_t pieces, int64_t piece, int64_t count, T* y) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kLanes<T>;
+  for (int64_t c = 0; c < count; c += kWidth) {
+    const int left = int(count - c < kWidth ? count - c : kWidth);
+    Vector<Acc, kWidth> total{};
+    for (int64_t i = 0; i < pieces; ++i) {
+      const Acc* part = from + i * piece + c;
+      total += left == kWidth ? Load<Acc, kWidth>(part) : LoadPartial<Acc, kWidth>(part, left);
+    }
+    if (left == kWidth) {
+      Store<T, kWidth>(y + c, total);
+    } else {
+      StorePartial<T, kWidth>(y + c, total, left);
+    }
+  }
+}
+
+// Rows of y.
 template <typename T>
 void AddPieces(const SpmmScatterArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
-  constexpr int kWidth = kLanes<T>;
   const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_rows;
   const int64_t end = begin + args.chunk_rows < args.m ? begin + args.chunk_rows : args.m;
   const Acc* sums = SumsOf<T>(args, batch, 0);
-  const int64_t piece = args.m * args.n;
-  for (int64_t first = 0; first < args.n; first += args.tile_columns) {
-    const int64_t width = args.n - first < args.tile_columns ? args.n - first : args.tile_columns;
+  T* const y = static_cast<T*>(args.y) + batch * args.m * args.n;
+  const int64_t n = args.n, piece = args.m * n;
+  if (args.tile_columns >= n) {  // rows follow each other
+    return AddPiecesOf<T>(sums + begin * n, args.pieces, piece, (end - begin) * n, y + begin * n);
+  }
+  for (int64_t first = 0; first < n; first += args.tile_columns) {
+    const int64_t width = n - first < args.tile_columns ? n - first : args.tile_columns;
     for (int64_t j = begin; j < end; ++j) {
-      const Acc* from = sums + args.m * first + j * width;
-      T* y = static_cast<T*>(args.y) + (batch * args.m + j) * args.n + first;
-      for (int64_t c = 0; c < width; c += kWidth) {
-        const int count = int(width - c < kWidth ? width - c : kWidth);
-        Vector<Acc, kWidth> total{};
-        for (int64_t i = 0; i < args.pieces; ++i) {
-          const Acc* part = from + i * piece + c;
-          total +=
-              count == kWidth ? Load<Acc, kWidth>(part) : LoadPartial<Acc, kWidth>(part, count);
-        }
-        if (count == kWidth) {
-          Store<T, kWidth>(y + c, total);
-        } else {
-          StorePartial<T, kWidth>(y + c, total, count);
-        }
-      }
+      AddPiecesOf<T>(sums + args.m * first + j * width, args.pieces, piece, width,
+                     y + j * n + first);
     }
   }
 }

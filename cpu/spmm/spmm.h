@@ -39,6 +39,11 @@ struct SpmmArgs : ColumnTiles {
 // for each vector p of block row b. The V rows of x stay in registers, so that a row of y, once
 // loaded, takes V multiply-adds. Block rows are cut into pieces with sums of their own, which are
 // added in order.
+
+// Up to so many columns, in one tile, with vectors of one value take a kernel that looks at indices
+// as it goes: a pass over them before would take about as long as the product.
+constexpr int64_t kNarrowScatter = 8;
+
 struct SpmmScatterArgs {
   Dtype dtype;
   const void* values;      // [batch or 1, vectors, V]
@@ -49,7 +54,8 @@ struct SpmmScatterArgs {
   int64_t m, k, n, length, blocks, batch;
   int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
   int64_t tile_columns, tiles;
-  void* sums;  // accumulators [batch, pieces, tiles: [m, columns of the tile]]
+  bool narrow;  // as kNarrowScatter says; entries whose index is not in 0 .. m - 1 take no part
+  void* sums;   // accumulators [batch, pieces, tiles: [m, columns of the tile]]
 
   // task = (batch * pieces + piece) * tiles + tile, then batch * chunks + chunk of rows of y
   int64_t pieces;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
@@ -220,6 +221,7 @@ ffi::Future SpmmOctetHandler(Pool pool, ffi::AnyBuffer values, IndexArray offset
 struct SpmmScatterCall {
   SpmmScatterArgs args;
   Workspace sums;
+  std::vector<int32_t> offsets;  // of narrow products, where those that are given do not hold
   ValidStructure structure;
   std::unique_ptr<char[]> values;  // of compacted vectors
 };
@@ -264,10 +266,21 @@ ffi::Future SpmmScatterHandler(Pool pool, ffi::AnyBuffer values, IndexArray offs
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
   const int64_t vectors = indices.dimensions()[0];
-  call->structure =
-      ValidStructure({Ints(offsets), Ints(indices), nullptr, args.blocks, vectors, args.m});
-  args.offsets = call->structure.view().offsets;
-  args.indices = call->structure.view().indices;
+  args.narrow = !kOctets && args.length == 1 && args.n <= kNarrowScatter && tile_columns >= args.n;
+  if (args.narrow) {
+    args.offsets = Ints(offsets);
+    if (!Kernels().offsets_hold(args.offsets, args.blocks, vectors)) {
+      call->offsets.resize(args.blocks + 1);
+      MakeValid(args.offsets, args.blocks + 1, vectors, call->offsets.data());
+      args.offsets = call->offsets.data();
+    }
+    args.indices = Ints(indices);
+  } else {
+    call->structure =
+        ValidStructure({Ints(offsets), Ints(indices), nullptr, args.blocks, vectors, args.m});
+    args.offsets = call->structure.view().offsets;
+    args.indices = call->structure.view().indices;
+  }
   if (const CompactStructure* compact = call->structure.compact()) {
     const size_t vector = args.length * DtypeBytes(args.dtype);
     call->values = TakeEntries(args.values, values.dimensions()[0], vector, *compact);
@@ -287,7 +300,8 @@ ffi::Future SpmmScatterHandler(Pool pool, ffi::AnyBuffer values, IndexArray offs
   args.chunks = (args.m + args.chunk_rows - 1) / args.chunk_rows;
 
   const int64_t entries = args.offsets[args.blocks] * args.length;
-  const int64_t work = args.batch * args.n * (entries + args.m * pieces);
+  const int64_t width = args.narrow ? std::max(args.n, kEntryWork) : args.n;
+  const int64_t work = args.batch * (width * entries + args.n * args.m * pieces);
   return ParallelPhases(
       pool, {args.batch * pieces * args.tiles, args.batch * args.chunks}, work,
       [call, kernel = kOctets ? Kernels().SpmmOctetScatter : Kernels().SpmmScatter](int64_t task) {

@@ -127,6 +127,8 @@ void StoreColumns(const Accumulator<T>* sums, int64_t columns, T* y) {
 template <typename T, typename X>
 class BlockTask {
   using Acc = Accumulator<T>;
+  // Whether long rows of few columns widen values where they use them. Not tried with AVX-512.
+  static constexpr bool kOwnValues = !std::is_same_v<T, Acc> && kVectorBytes < 64;
 
  public:
   // The block has the columns from `column` on.
@@ -154,8 +156,8 @@ class BlockTask {
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
   void Rows(const int32_t* offsets, int64_t rows, T* y) {
-    if (std::is_same_v<T, Acc> && !permutation_ && !multiply_) {
-      block_.values = reinterpret_cast<const Acc*>(values_);
+    if ((std::is_same_v<T, Acc> || own_) && !permutation_ && !multiply_) {
+      block_.values = std::is_same_v<T, Acc> ? reinterpret_cast<const Acc*>(values_) : nullptr;
       block_.first_entry = 0;
       Run(offsets, rows, y);
       return;
@@ -192,6 +194,14 @@ class BlockTask {
   void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, X, kSlots>;
     block_.tail = int(columns_ % 4);
+    if constexpr (kOwnValues) {
+      if (loop == RowLoop::kLong && !permutation_) {
+        own_ = true;
+        block_.own_values = values_;
+        run_ = &Tile::template RunLongOwn<kTail>;
+        return;
+      }
+    }
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail>;
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
@@ -206,6 +216,7 @@ class BlockTask {
   void Stage(int64_t begin, int64_t end) {
     block_.values = staged_;
     block_.first_entry = begin;
+    if (own_) return;
     if (multiply_) {
       multiply_(block_, values_, permutation_, begin, end, staged_);
       return;
@@ -236,6 +247,7 @@ class BlockTask {
   const T* values_;
   const int32_t* permutation_;
   int64_t columns_;
+  bool own_ = false;  // whether `run_` widens values itself
   BlockFunction<T, X> run_;
   void (*multiply_)(const RowBlock<T, X>&, const T*, const int32_t*, int64_t, int64_t,
                     Acc*) = nullptr;

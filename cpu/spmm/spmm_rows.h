@@ -19,6 +19,7 @@ struct RowBlock {
   int64_t last_entry;            // of the whole matrix: how far prefetching may look
   const Accumulator<T>* values;  // values[p - first_entry] is entry p's
   int64_t first_entry;
+  const T* own_values;  // of entry 0, for loops that widen them where they use them
   const X* x;
   T* y;
   int64_t x_stride, y_stride;  // from one row to the next
@@ -213,12 +214,52 @@ struct NarrowTile {
     }
   }
 
-  // Long rows: sums straight from x.
+  // Groups of neighbouring entries from p on, each number of which is a constant.
+  struct OwnValues {
+    const T* values;
+
+    Group Of(int64_t p, int number) const {
+      if constexpr (kGroup == 2) {  // half of what one instruction widens
+        return Half<Acc, 4>(Load<T, 4>(values + p + number / 2 * 4), number % 2);
+      } else if constexpr (kGroup == 1) {
+        return Group{LoadScalar(values + p + number)};
+      } else {
+        return Load<T, kGroup>(values + p + number * kGroup);
+      }
+    }
+    Group Last(int64_t p) const {
+      if constexpr (kGroup == 2) {
+        return Group{LoadScalar(values + p), LoadScalar(values + p + 1)};
+      } else {
+        return Of(p, 0);
+      }
+    }
+    Acc One(int64_t p) const { return LoadScalar(values + p); }
+  };
+  struct WidenedValues {
+    const Acc* values;
+
+    Group Of(int64_t p, int number) const {
+      return Load<Acc, kGroup>(values + p + number * kGroup);
+    }
+    Group Last(int64_t p) const { return Of(p, 0); }
+    Acc One(int64_t p) const { return values[p]; }
+  };
+
   template <bool kTail>
-  static void RunLong(const RowBlock<T, X>& shared) {
+  static void RunLong(const RowBlock<T, X>& block) {
+    SumLong<kTail>(block, WidenedValues{block.values - block.first_entry});
+  }
+  template <bool kTail>
+  static void RunLongOwn(const RowBlock<T, X>& block) {
+    SumLong<kTail>(block, OwnValues{block.own_values});
+  }
+
+  // Long rows: sums straight from x.
+  template <bool kTail, typename Values>
+  static void SumLong(const RowBlock<T, X>& shared, const Values values) {
     const RowBlock<T, X> block = shared;  // a copy: stores cannot change it
     constexpr int kChains = 4;
-    const Acc* values = block.values - block.first_entry;
     T* y = block.y;
     int64_t p = block.offsets[0];
     for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
@@ -227,15 +268,14 @@ struct NarrowTile {
       for (; p + kChains * kGroup <= end; p += kChains * kGroup) {
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
-          const auto value = Load<Acc, kGroup>(values + p + c * kGroup);
-          sums[c] += Multiply<kTail, true>(block, value, p + c * kGroup);
+          sums[c] += Multiply<kTail, true>(block, values.Of(p, c), p + c * kGroup);
         }
       }
       for (; p + kGroup <= end; p += kGroup) {
-        sums[0] += Multiply<kTail, true>(block, Load<Acc, kGroup>(values + p), p);
+        sums[0] += Multiply<kTail, true>(block, values.Last(p), p);
       }
       auto four = FoldLanes<4, Acc, kGroup * kSlots>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-      for (; p < end; ++p) four += MultiplyOne<kTail>(block, values[p], p);
+      for (; p < end; ++p) four += MultiplyOne<kTail>(block, values.One(p), p);
       Finish(block, four, y);
     }
   }

@@ -84,10 +84,83 @@ ScatterFunction<T> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
   return tail ? ChooseRows<T, 1, true>(rows) : ChooseRows<T, 1, false>(rows);
 }
 
+// A row of N columns of x or of the sums, in the fewest vectors.
+template <typename Acc, int N>
+struct NarrowRow {
+  static constexpr int kPart = N >= 8 ? 8 : N >= 4 ? 4 : N >= 2 ? 2 : 1;
+  Vector<Acc, kPart> part;
+  NarrowRow<Acc, N - kPart> rest;
+
+  template <typename T>
+  void LoadX(const T* x) {
+    for (int i = 0; i < kPart; ++i) part[i] = LoadScalar(x + i);
+    rest.LoadX(x + kPart);
+  }
+  // sums += value * this
+  [[gnu::always_inline]] void AddTimes(Acc value, Acc* sums) const {
+    Store<Acc, kPart>(sums, Load<Acc, kPart>(sums) + value * part);
+    rest.AddTimes(value, sums + kPart);
+  }
+};
+
+template <typename Acc>
+struct NarrowRow<Acc, 0> {
+  template <typename T>
+  void LoadX(const T*) {}
+  void AddTimes(Acc, Acc*) const {}
+};
+
+// The entries of a piece, an equal share of all; 16-bit values are widened some entries ahead.
+template <typename T, int kColumns>
+void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
+  using Acc = Accumulator<T>;
+  constexpr bool kWiden = !std::is_same_v<T, Acc>;
+  constexpr int64_t kAhead = 256;
+  alignas(64) Acc staged[kWiden ? kAhead : 1];
+  const int32_t* const indices = args.indices;
+  const auto size = uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
+  const int64_t before = args.offsets[0], entries = args.offsets[args.blocks] - before;
+  const int64_t last = before + entries * (number + 1) / args.pieces;
+  int64_t p = before + entries * number / args.pieces;
+  if (p == last) return;
+  Acc* const sums = piece.sums;
+  int64_t first = 0, widened = p;  // of `values`: the first, the end
+  const Acc* values = kWiden ? staged : reinterpret_cast<const Acc*>(piece.values);
+  for (int64_t row = RowOfEntry(args.offsets, args.blocks, p); p < last; ++row) {
+    const int64_t end = args.offsets[row + 1] < last ? args.offsets[row + 1] : last;
+    if (p == end) continue;
+    NarrowRow<Acc, kColumns> x;
+    x.LoadX(piece.x + row * kColumns);
+    while (p < end) {
+      int64_t stop = end;
+      if constexpr (kWiden) {
+        if (p >= widened) {
+          const int64_t count = last - p < kAhead ? last - p : kAhead;
+          WidenValues<T, 1>(piece.values + p, 1, count, staged);
+          widened = p + count;
+          first = p;
+        }
+        stop = end < widened ? end : widened;
+      }
+      for (; p < stop; ++p) {
+        const auto at = uint32_t(indices[p]);
+        if (at < size) x.AddTimes(values[p - first], sums + size_t(at) * kColumns);
+      }
+    }
+  }
+}
+
+template <typename T, int kColumns = kNarrowScatter>
+void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
+  if (args.n == kColumns) return NarrowScatter<T, kColumns>(args, number, piece);
+  if constexpr (kColumns > 1) ChooseNarrow<T, kColumns - 1>(args, number, piece);
+}
+
 template <typename T>
 void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
   constexpr int kWidth = kLanes<T>;
   const auto piece = BeginPiece<T>(args, task);
+  if (args.narrow) return ChooseNarrow<T>(args, task % args.pieces, piece);
   ScatterBlock<T> block;
   block.indices = args.indices;
   block.length = args.length;

@@ -319,8 +319,9 @@ def _cpu(
     assert isinstance(tile, CpuTile)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
-        by_rows = made and transpose and schedule is None
-        columns, pieces = scatter_entries(whole) if by_rows else (0, 0)
+        # What unchecked arrays say of columns need not be what they say of rows.
+        by_rows = transpose and schedule is None and (checked or made)
+        columns, pieces = scatter_entries(whole, made) if by_rows else (0, 0)
         if pieces:  # then nothing needs the transposed structure
             attrs = dict(tile_columns=columns, pieces=pieces)
             return ffi_lowering("sgap_spmm_csr_scatter_v1", ctx, walked, **attrs)

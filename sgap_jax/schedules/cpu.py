@@ -12,6 +12,8 @@ from sgap_jax.schedules.problem import ROW_OPS, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 _SCATTER_COLUMNS = {"float64": 16}  # columns of a tile, else 32: rows of 128 bytes
+_NARROW = 8  # columns of A^T B with entries that is walked by rows of A, as in cpu/spmm/spmm.h
+_NARROW_USES = 8
 _SCATTER_MOST = 32 << 20  # the most bytes of partial sums: XLA's memory analysis does not see them
 
 
@@ -48,19 +50,37 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     return columns, pieces if pieces * -(-n // columns) >= 2 else 0
 
 
-def scatter_entries(problem: Problem) -> tuple[int, int]:
-    """How A^T B with entries runs by default if the structure of A is made by the same program:
-    (columns of a tile, pieces of the rows of A), as in `scatter`; with 0 pieces by columns.
+def scatter_entries(problem: Problem, made: bool) -> tuple[int, int]:
+    """How A^T B with entries runs by default: (columns of a tile, pieces of the rows of A), as in
+    `scatter`; with 0 pieces by columns. `made`: the structure of A is made by the same program.
 
-    By columns the program sorts A's entries first, at 2 to 3 ns each. By rows it need not, but it
-    loads and stores a row of C for each entry; that pays up to 256 columns, if a row of C receives
-    several entries and all cores have a piece. Measured on two busy cores of an Intel Xeon
-    (family 6, model 167), 336,000 entries in 4,096 columns, float32: by columns 0.63 ms for n = 64,
-    after 1.0 ms of sorting, and by rows 0.93 ms; 7.1 and 6.6 ms for n = 256.
+    Up to `_NARROW` columns it runs by rows wherever all cores have a piece and its entries are not
+    outnumbered by the sums: by columns each value is reached through the permutation, a line of the
+    cache for each.
+
+    Of more columns, if the structure is made by the same program: by columns the program sorts A's
+    entries first, at 2 to 3 ns each. By rows it need not, but it loads and stores a row of C for
+    each entry; that pays up to 256 columns, if a row of C receives several entries and all cores
+    have a piece. Measured on two busy cores of an Intel Xeon (family 6, model 167), 336,000 entries
+    in 4,096 columns, float32: by columns 0.63 ms for n = 64, after 1.0 ms of sorting, and by rows
+    0.93 ms; 7.1 and 6.6 ms for n = 256.
     """
-    columns, pieces = scatter(problem, CpuTile())
-    tasks = problem.batch * pieces * -(-problem.n // columns)
-    return columns, pieces if problem.n <= 256 and tasks >= this_machine().cores else 0
+    cores = this_machine().cores
+    if not problem.symbolic and problem.permuted and 1 <= problem.n <= _NARROW:
+        return problem.n, _narrow_pieces(problem, cores)
+    columns, pieces = scatter(problem, CpuTile()) if made else (0, 0)
+    tasks = problem.batch * pieces * -(-problem.n // max(columns, 1))
+    return columns, pieces if problem.n <= 256 and tasks >= cores else 0
+
+
+def _narrow_pieces(problem: Problem, cores: int) -> int:
+    """Pieces of the rows of A, for each core one, and two if a row of C then receives
+    `_NARROW_USES` entries from each; 0 if it receives none from some."""
+    wide = 8 if problem.dtype == "float64" else 4
+    sums = max(problem.shape[0], 1)  # of a column in a piece
+    pieces = 2 * cores if problem.nnz >= 2 * cores * _NARROW_USES * sums else cores
+    held = problem.batch * pieces * sums * problem.n * wide <= _SCATTER_MOST
+    return pieces if held and problem.nnz >= pieces * sums else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
-from sgap_jax.schedules.cpu import CpuTile, scatter
+from sgap_jax.schedules.cpu import CpuTile, scatter, scatter_entries
 from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
 from sgap_jax.schedules.point import LANES_UNDER_WAY, WARPS_UNDER_WAY, chunk_of
@@ -73,6 +73,8 @@ def choose_schedule(problem: Problem) -> Schedule:
       bytes, chosen if B does not fit in L2: 1.02x to 1.24x for 192 and 256 columns, 1.1x to 1.5x
       for 512 (float64 1.03x to 1.4x); not chosen: B within L2 0.8x to 0.97x, more rows of B 0.6x to
       1.0x;
+    - A^T B with up to 8 columns runs by rows of A, if its structure was checked and a row of C
+      receives an entry from each core's rows: values are then read in order;
     - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller chunks, so that
       all cores get a share.
 
@@ -198,6 +200,8 @@ def _on_cpu(problem: Problem) -> tuple[Schedule, str]:
     if problem.format == CSR and problem.n >= 128 and work < small:
         rule = f"fewer than {small} entries and rows: smaller chunks, so that all cores get a share"
         return CpuTile(nonzeros=2048), rule
+    if problem.format == CSR and scatter_entries(problem, made=False)[1]:
+        return CpuTile(), "few columns of A^T B: by rows of A, to partial sums of C"
     return CpuTile(), "B is near, or its rows are used too seldom for tiles: all columns in one"
 
 

@@ -1,5 +1,7 @@
 """The structure of the transpose inside jit: a counting sort, equal to the sort of plain JAX."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from native_call import run
 from sgap_jax import SparseArray, spmm
 from sgap_jax.formats.structure import transpose_by_comparing, transpose_structure
 from sgap_jax.runtime.native import native
+from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.machine import Machine, on_machine
 
 
@@ -143,6 +146,29 @@ def test_products_that_need_no_transposed_structure():
         wide = jax.jit(anew(product))(*rounded)
     # One rounding, of sums of the same numbers.
     np.testing.assert_allclose(half.astype(np.float32), wide, rtol=2**-8, atol=1e-5)
+
+
+def test_few_columns_of_a_transposed_product_go_by_rows():
+    """Where the rows are known to say what the columns say, and each core has entries for all."""
+    rng = np.random.default_rng(4)
+    offsets, columns = valid(rng, 300, 2000, 500)
+    at = np.stack([np.repeat(np.arange(300), np.diff(offsets)), columns], axis=1)
+    A = SparseArray.from_coordinates(at, np.ones(2000, np.float32), shape=(300, 500))
+    x = rng.standard_normal((300, 2)).astype(np.float32)
+    unchecked = replace(A, transposed=tuple(A.transposed))
+    one_tile = CpuTile(nonzeros=100)
+    for cores, array, schedule, scatters in (
+        (2, A, None, True),
+        (64, A, None, False),
+        (2, A, one_tile, False),
+        (2, unchecked, None, False),
+    ):
+        with on_machine(Machine(cores=cores)):
+            product = lambda A, x, s=schedule: spmm(A, x, transpose=True, schedule=s)  # noqa: E731
+            program = jax.jit(product).lower(array, x)
+        assert ("sgap_spmm_csr_scatter_v1" in program.as_text()) == scatters
+        expected = np.asarray(A.todense()).T @ x
+        np.testing.assert_allclose(program.compile()(array, x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_handler_refuses_other_shapes():

@@ -130,7 +130,9 @@ def products(cases):
     cases.add("spmm, CSR, small chunks", partial(spmm, schedule=SMALL_CHUNKS), A, B)
     cases.add("spmm, CSR, packed tiles", packed, A, B)
     for n in cases.some(36, 5, 1):
-        cases.add(f"spmm, CSR, transposed, n={n}", transposed, A, D[:, :n])
+        # By columns: how many pieces the rows have depends on the number of cores.
+        by_columns = partial(transposed, schedule=CpuTile())
+        cases.add(f"spmm, CSR, transposed, n={n}", by_columns, A, D[:, :n])
     rows = np.repeat(np.arange(m), np.diff(A.row_offsets))
     for format in (CSC, COO):
         coordinates = np.stack([rows, A.column_indices], 1)

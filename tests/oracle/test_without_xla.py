@@ -9,7 +9,7 @@ from sddmm_oracle import operands
 from sddmm_oracle import oracle as sddmm_oracle
 from spmm_oracle import dense_operand
 from spmm_oracle import oracle as spmm_oracle
-from tolerance import DTYPES, assert_within
+from tolerance import DTYPES, assert_within, sum_bound
 from vector_cases import encoded
 
 from sgap_jax.runtime.native import native
@@ -83,6 +83,52 @@ def test_vectors(name, length, dtype, isa):
         expected, bound = np.zeros((2, values.size))
         expected[place], bound[place] = sddmm_oracle(case, dtype, X, Y)
         assert_within(sampled.reshape(-1), expected, bound)  # what is no entry is exactly zero
+
+
+def anything(rng, rows, nnz, size):
+    """Offsets that fall, are negative or too large; indices out of range."""
+    offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
+    offsets[rng.random(rows + 1) < 0.3] = rng.choice([-(2**31), 2**31 - 1, 0, nnz])
+    indices = rng.integers(-2, size + 2, nnz).astype(np.int32)
+    indices[rng.random(nnz) < 0.2] = rng.choice([-(2**31), 2**31 - 1])
+    return offsets, indices
+
+
+@isas
+@dtypes
+def test_transposed_entries_of_few_columns(dtype, isa):
+    """By rows, with a piece that begins inside a row, for index arrays of any contents; any number
+    of threads."""
+    rng, size = np.random.default_rng(3), 50
+    lengths = np.r_[0, 3, 700, 0, rng.integers(0, 12, 40)]
+    offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    indices = rng.integers(0, size, offsets[-1] + 5).astype(np.int32)  # 5 of padding
+    nnz, rows = len(indices), len(lengths)
+    cases = [(offsets, indices), *(anything(rng, rows, nnz, size) for _ in range(3))]
+    values = cast(rng.standard_normal(nnz), dtype)
+    for case, n in zip(cases * 2, range(1, 9), strict=True):
+        x = cast(rng.standard_normal((rows, n)), dtype)
+        expected, magnitude, terms = (np.zeros((size, n)) for _ in range(3))
+        ends = np.maximum.accumulate(np.clip(case[0].astype(np.int64), 0, nnz))
+        row = np.repeat(np.arange(rows), np.diff(ends))
+        column, value = case[1][ends[0] : ends[-1]], values[ends[0] : ends[-1]].astype(float)
+        takes_part = (column >= 0) & (column < size)
+        product = (value[:, None] * x[row].astype(float))[takes_part]
+        for total, of in ((expected, product), (magnitude, abs(product)), (terms, 1)):
+            np.add.at(total, column[takes_part], of)
+        results = [
+            run(
+                "sgap_spmm_csr_scatter_v1",
+                (values[None], *case, x[None]),
+                [((1, size, n), x.dtype)],
+                dict(tile_columns=n, pieces=3),
+                isa,
+                threads,
+            )[0][0]
+            for threads in (1, 2)
+        ]
+        np.testing.assert_array_equal(*results)
+        assert_within(results[0], expected, sum_bound(expected, magnitude, terms + 3, dtype))
 
 
 @isas
