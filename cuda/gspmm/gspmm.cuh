@@ -267,7 +267,8 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColu
                    long long add, long long minimum, long long capacity, long long sharing) {
   MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   // Entries that are loaded at once; of more some kernels spill.
-  constexpr int kAtOnce = 4 / (kVector ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
+  constexpr int kAtOnce =
+      4 / (kVector && !kVectors ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Messages<T, kColumns, kVector, kPermuted, kVectors> messages(
