@@ -110,17 +110,37 @@ def edge_cases(A, n: int):
         given = jnp.asarray(first), jnp.asarray(second)
         peer = functools.partial(jax.jit(theirs), *given, jnp.asarray(rows), jnp.asarray(columns))
         expected = [np.asarray(x, np.float64) for x in jax.tree.leaves(peer())]
-        wide = first.shape[1]
+        others = {
+            of: functools.partial(plan, A, name, first, second)
+            for of, plan in peers.EDGE_PEERS.items()
+        }
+        bytes_moved, gathered, flops = edge_work(A, name, second.shape[1])
         yield harness.Case(
-            n=n,
+            n=second.shape[1] if first.shape[1] != HEADS else HEADS,
             schedule=name,
             ours=functools.partial(ready, jax.jit(ours), *given, sparse),
-            peers={"jax_segments": lambda peer=peer: functools.partial(ready, peer)},
+            peers={"jax_segments": lambda peer=peer: functools.partial(ready, peer), **others},
             wrong=functools.partial(error, expected=expected),
-            flops=A.nnz * wide,
-            moved=4 * A.nnz * wide,
-            bound=machine.probe().product_bound(A, wide),
+            flops=flops,
+            moved=bytes_moved,
+            bound=machine.probe().bound(flops, bytes_moved, gathered, k * machine.TILE_BYTES),
         )
+
+
+def edge_work(A, name: str, n: int) -> tuple[int, int, int]:
+    """(bytes of operands and results, bytes of gathered rows, flops) of an operation on vectors of
+    edges; indices are counted, temporaries not."""
+    (m, k), nnz = A.shape, A.nnz
+    edges, index = 4 * nnz * n, 4 * (nnz + m + 1)
+    if name.startswith("softmax"):
+        return 8 * nnz * HEADS, 0, 10 * nnz * HEADS
+    if name in ("sum", "max"):
+        return edges + 4 * m * n + index, 0, nnz * n
+    if name == "u_add_v":
+        return edges + 4 * (m + k) * n + index, edges, nnz * n
+    # Read by the sum and once more by the gradient of x, and the gradient of the edges written.
+    passes = 3 if name.endswith("gradients") else 1
+    return passes * (edges + 4 * (m + k) * n + index), passes * edges, passes * 2 * nnz * n
 
 
 def ready(function, *operands):
@@ -131,7 +151,9 @@ def error(result, expected) -> float:
     """Largest difference over what two orders of a float32 sum may differ by."""
     found = zip(jax.tree.leaves(result), expected, strict=True)
     return max(
-        float(np.max(np.abs(x - y), initial=0) / (1e-4 * np.max(np.abs(y), initial=1e-30)))
+        float(
+            np.max(np.abs(np.asarray(x) - y), initial=0) / (1e-4 * np.max(np.abs(y), initial=1e-30))
+        )
         for x, y in found
     )
 
@@ -141,7 +163,8 @@ def main(argv: list[str] | None = None) -> None:
     for reduce in REDUCTIONS:
         make = functools.partial(cases, reduce)
         harness.run(f"messages_{reduce}", make, peers.GOAL, args, N, tag="graphs")
-    harness.run("messages_edges", edge_cases, ("jax_segments",), args, (64,), tag="graphs")
+    goal = ("jax_segments", *peers.EDGE_PEERS)
+    harness.run("messages_edges", edge_cases, goal, args, (64,), tag="graphs")
 
 
 if __name__ == "__main__":

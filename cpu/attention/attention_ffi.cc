@@ -458,8 +458,8 @@ ffi::Future TermsHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuff
                          ffi::AnyBuffer offset, ffi::AnyBuffer seeds, IndexArray offsets,
                          IndexArray indices, ffi::Result<ffi::AnyBuffer> out,
                          ffi::Result<ffi::AnyBuffer> lse, int64_t vector_length, double scale,
-                         bool is_causal, int64_t chunk_nonzeros, bool pack, double softcap,
-                         int64_t kept, double keep_scale, int64_t key_pieces) {
+                         bool is_causal, int64_t chunk_nonzeros, double softcap, int64_t kept,
+                         double keep_scale, bool pack, int64_t key_pieces) {
   const Terms terms = TermOperands{slopes, table,   query_segments, key_segments, offset,
                                    seeds,  softcap, kept,           keep_scale};
   return AnyAttention<false>(threads, q, k, v, bias, sinks, lengths, offsets, indices, out, lse,
@@ -494,7 +494,7 @@ ffi::Future BackwardTermsHandler(
     ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
     ffi::Result<ffi::AnyBuffer> dbias, ffi::Result<ffi::AnyBuffer> dslopes,
     ffi::Result<ffi::AnyBuffer> dtable, int64_t vector_length, double scale, bool is_causal,
-    bool wrt_bias, int64_t pieces, bool pack, double softcap, int64_t kept, double keep_scale) {
+    bool wrt_bias, int64_t pieces, double softcap, int64_t kept, double keep_scale, bool pack) {
   const Terms terms = TermOperands{slopes, table,   query_segments, key_segments, offset,
                                    seeds,  softcap, kept,           keep_scale};
   const TermGradients of_terms{*dslopes, *dtable};
@@ -507,132 +507,115 @@ ffi::Future BackwardTermsHandler(
       });
 }
 
+// What the targets with terms have beside the others: arrays, which come before the structure,
+// results, which come last, and attributes.
+template <bool kTerms, typename Binding>
+decltype(auto) WithTermArrays(Binding&& bound) {
+  if constexpr (!kTerms) {
+    return std::move(bound);
+  } else {
+    return std::move(bound)
+        .template Arg<ffi::AnyBuffer>()   // slopes [batch or 1, H, 1]
+        .template Arg<ffi::AnyBuffer>()   // table [batch or 1, H, range]
+        .template Arg<ffi::AnyBuffer>()   // query_segments [batch or 1, L]
+        .template Arg<ffi::AnyBuffer>()   // key_segments [batch or 1, S]
+        .template Arg<ffi::AnyBuffer>()   // offset [batch or 1, 1]
+        .template Arg<ffi::AnyBuffer>();  // seeds [batch or 1, H, 2]
+  }
+}
+
+template <bool kTerms, typename Binding>
+decltype(auto) WithTermResults(Binding&& bound) {
+  if constexpr (!kTerms) {
+    return std::move(bound);
+  } else {
+    return std::move(bound)
+        .template Ret<ffi::AnyBuffer>()   // dslopes [batch, H, 1] or [1, 0]
+        .template Ret<ffi::AnyBuffer>();  // dtable [batch, H, range] or [1, 0]
+  }
+}
+
+template <bool kTerms, typename Binding>
+decltype(auto) WithTermNumbers(Binding&& bound) {
+  if constexpr (!kTerms) {
+    return std::move(bound);
+  } else {
+    return std::move(bound)
+        .template Attr<double>("softcap")
+        .template Attr<int64_t>("kept")
+        .template Attr<double>("keep_scale");
+  }
+}
+
+template <bool kTerms>
 auto BindAttention() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-      .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
-      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
-      .Arg<IndexArray>()      // indices [vectors]
-      .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
-      .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
-      .Attr<int64_t>("vector_length")
-      .Attr<double>("scale")
-      .Attr<bool>("is_causal")
-      .Attr<int64_t>("chunk_nonzeros")
-      .Attr<bool>("pack");
+  auto arrays = ffi::Ffi::Bind()
+                    .Ctx<ffi::ThreadPool>()
+                    .Arg<ffi::AnyBuffer>()   // q [batch or 1, L, H, D]
+                    .Arg<ffi::AnyBuffer>()   // k [batch or 1, S, Hk, D]
+                    .Arg<ffi::AnyBuffer>()   // v [batch or 1, S, Hk, Dv]
+                    .Arg<ffi::AnyBuffer>()   // bias [batch or 1, H or 1, ...]
+                    .Arg<ffi::AnyBuffer>()   // sinks [batch or 1, H]
+                    .Arg<ffi::AnyBuffer>();  // lengths [batch or 1, 1]
+  auto all = WithTermArrays<kTerms>(std::move(arrays))
+                 .template Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
+                 .template Arg<IndexArray>()      // indices [vectors]
+                 .template Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
+                 .template Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
+                 .template Attr<int64_t>("vector_length")
+                 .template Attr<double>("scale")
+                 .template Attr<bool>("is_causal")
+                 .template Attr<int64_t>("chunk_nonzeros");
+  return WithTermNumbers<kTerms>(std::move(all)).template Attr<bool>("pack");
 }
 
-auto BindTerms() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-      .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
-      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // slopes [batch or 1, H, 1]
-      .Arg<ffi::AnyBuffer>()  // table [batch or 1, H, range]
-      .Arg<ffi::AnyBuffer>()  // query_segments [batch or 1, L]
-      .Arg<ffi::AnyBuffer>()  // key_segments [batch or 1, S]
-      .Arg<ffi::AnyBuffer>()  // offset [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // seeds [batch or 1, H, 2]
-      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
-      .Arg<IndexArray>()      // indices [vectors]
-      .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
-      .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
-      .Attr<int64_t>("vector_length")
-      .Attr<double>("scale")
-      .Attr<bool>("is_causal")
-      .Attr<int64_t>("chunk_nonzeros")
-      .Attr<bool>("pack")
-      .Attr<double>("softcap")
-      .Attr<int64_t>("kept")
-      .Attr<double>("keep_scale")
-      .Attr<int64_t>("key_pieces");
-}
-
+template <bool kTerms>
 auto BindBackward() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
-      .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
-      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
-      .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
-      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
-      .Arg<IndexArray>()      // indices [vectors]
-      .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
-      .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
-      .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
-      .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
-      .Attr<int64_t>("vector_length")
-      .Attr<double>("scale")
-      .Attr<bool>("is_causal")
-      .Attr<bool>("wrt_bias")
-      .Attr<int64_t>("pieces")
-      .Attr<bool>("pack");
-}
-
-auto BindBackwardTerms() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
-      .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
-      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
-      .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
-      .Arg<ffi::AnyBuffer>()  // slopes [batch or 1, H, 1]
-      .Arg<ffi::AnyBuffer>()  // table [batch or 1, H, range]
-      .Arg<ffi::AnyBuffer>()  // query_segments [batch or 1, L]
-      .Arg<ffi::AnyBuffer>()  // key_segments [batch or 1, S]
-      .Arg<ffi::AnyBuffer>()  // offset [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // seeds [batch or 1, H, 2]
-      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
-      .Arg<IndexArray>()      // indices [vectors]
-      .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
-      .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
-      .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
-      .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
-      .Ret<ffi::AnyBuffer>()  // dslopes [batch, H, 1] or [1, 0]
-      .Ret<ffi::AnyBuffer>()  // dtable [batch, H, range] or [1, 0]
-      .Attr<int64_t>("vector_length")
-      .Attr<double>("scale")
-      .Attr<bool>("is_causal")
-      .Attr<bool>("wrt_bias")
-      .Attr<int64_t>("pieces")
-      .Attr<bool>("pack")
-      .Attr<double>("softcap")
-      .Attr<int64_t>("kept")
-      .Attr<double>("keep_scale");
+  auto arrays = ffi::Ffi::Bind()
+                    .Ctx<ffi::ThreadPool>()
+                    .Arg<ffi::AnyBuffer>()   // dout [batch or 1, L, H, Dv]
+                    .Arg<ffi::AnyBuffer>()   // dlse [batch or 1, L, H]
+                    .Arg<ffi::AnyBuffer>()   // q [batch or 1, L, H, D]
+                    .Arg<ffi::AnyBuffer>()   // k [batch or 1, S, Hk, D]
+                    .Arg<ffi::AnyBuffer>()   // v [batch or 1, S, Hk, Dv]
+                    .Arg<ffi::AnyBuffer>()   // bias [batch or 1, H or 1, ...]
+                    .Arg<ffi::AnyBuffer>()   // lengths [batch or 1, 1]
+                    .Arg<ffi::AnyBuffer>()   // out [batch or 1, L, H, Dv]
+                    .Arg<ffi::AnyBuffer>();  // lse [batch or 1, L, H]
+  auto results = WithTermArrays<kTerms>(std::move(arrays))
+                     .template Arg<IndexArray>()       // offsets [ceil(L / V) + 1]
+                     .template Arg<IndexArray>()       // indices [vectors]
+                     .template Ret<ffi::AnyBuffer>()   // dq [batch, L, H, D]
+                     .template Ret<ffi::AnyBuffer>()   // dk [batch, S, Hk, D]
+                     .template Ret<ffi::AnyBuffer>()   // dv [batch, S, Hk, Dv]
+                     .template Ret<ffi::AnyBuffer>();  // dbias [batch, H, ...] or [1, 0]
+  auto all = WithTermResults<kTerms>(std::move(results))
+                 .template Attr<int64_t>("vector_length")
+                 .template Attr<double>("scale")
+                 .template Attr<bool>("is_causal")
+                 .template Attr<bool>("wrt_bias")
+                 .template Attr<int64_t>("pieces");
+  return WithTermNumbers<kTerms>(std::move(all)).template Attr<bool>("pack");
 }
 
 }  // namespace
 
 extern "C" XLA_FFI_Error* AttentionFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, AttentionHandler<false>, BindAttention>(frame, "key_pieces");
+  return CallWithOptional<int64_t, AttentionHandler<false>, BindAttention<false>>(frame,
+                                                                                  "key_pieces");
 }
 
 extern "C" XLA_FFI_Error* AttentionOctetFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, AttentionHandler<true>, BindAttention>(frame, "key_pieces");
+  return CallWithOptional<int64_t, AttentionHandler<true>, BindAttention<false>>(frame,
+                                                                                 "key_pieces");
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionTermsFfi, TermsHandler, BindTerms());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardTermsFfi, BackwardTermsHandler, BindBackwardTerms());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward<false>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>,
+                              BindBackward<false>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionTermsFfi, TermsHandler,
+                              BindAttention<true>().Attr<int64_t>("key_pieces"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardTermsFfi, BackwardTermsHandler,
+                              BindBackward<true>());
 
 }  // namespace sgap

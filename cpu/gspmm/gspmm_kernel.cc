@@ -41,6 +41,10 @@ inline void StorePositions(int32_t* target, Vector<Lane<T>, kLanes<T>> x, int co
 // unless a message other than the first is NaN; or with NaN considered.
 enum class Taking { kFirst, kFast, kExactly };
 
+// Vectors of columns of one pass over the entries (kMost of a fold): with their positions half of
+// the registers.
+constexpr int kMaxVectors = kVectorBytes == 64 ? 8 : 4;
+
 // The greatest message (the least with kMin) and, with kPositions, where the first of these is; a
 // NaN is greater and less than every number.
 template <typename T, bool kAdd, bool kMin, bool kPositions, bool kOfVectors>
@@ -50,6 +54,7 @@ struct ExtremumFold {
   using Positions = Vector<Lane<T>, kLanes<T>>;
   static constexpr bool kGathers = false, kSums = false, kNotes = kPositions;
   static constexpr bool kVectorValues = kOfVectors;
+  static constexpr int kMost = kMaxVectors;
 
   Messages kept = {};
   Positions at = Positions{} - 1;
@@ -109,6 +114,7 @@ struct SumFold {
   using Number = T;
   using Sums = Vector<Accumulator<T>, kLanes<T>>;
   static constexpr bool kGathers = false, kSums = true, kNotes = false, kVectorValues = true;
+  static constexpr int kMost = 8;
 
   Sums kept = {};
 
@@ -129,6 +135,7 @@ struct ArgGatherFold {
   using Sums = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
   static constexpr bool kGathers = true, kSums = true, kNotes = false, kVectorValues = false;
+  static constexpr int kMost = kMaxVectors;
 
   Sums kept = {};
 
@@ -140,9 +147,6 @@ struct ArgGatherFold {
 
   void Merge(const ArgGatherFold& other) { kept += other.kept; }
 };
-
-// Vectors of columns of one pass over the entries: with their positions half of the registers.
-constexpr int kMaxVectors = kVectorBytes == 64 ? 8 : 4;
 
 // Rows of operands of more bytes are not in the second-level cache, and prefetching them pays: as
 // many entries ahead as for spmm.
@@ -197,23 +201,27 @@ struct Block {
 
   static int Count(const Operands<T>& at) { return kTail ? at.tail : kSize; }
 
+  // The cache lines of kVectors vectors, which need not begin with one.
+  template <typename E>
+  static void PrefetchLines(const E* from) {
+    constexpr int kLine = 64 / sizeof(E), kCount = kVectors * kSize;
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; i += kLine) Prefetch(from + i);
+    if constexpr (kCount >= kLine) Prefetch(from + kCount - 1);
+  }
+
   static void PrefetchRow(const Operands<T>& at, int64_t p) {
     const int64_t ahead =
         p + kPrefetchEntries < at.last_entry ? p + kPrefetchEntries : at.last_entry;
     const size_t row = size_t(at.indices[ahead]) * at.stride + at.column;
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      Prefetch(at.x + row + i * kSize);
-      if constexpr (F::kGathers) Prefetch(at.given_arg + row + i * kSize);
-    }
+    PrefetchLines(at.x + row);
+    if constexpr (F::kGathers) PrefetchLines(at.given_arg + row);
   }
 
   static void PrefetchValues(const Operands<T>& at, int64_t p) {
     const int64_t ahead =
         p + kPrefetchEntries < at.last_entry ? p + kPrefetchEntries : at.last_entry;
-    const T* values = at.values + size_t(at.permutation[ahead]) * at.stride + at.column;
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) Prefetch(values + i * kSize);
+    PrefetchLines(at.values + size_t(at.permutation[ahead]) * at.stride + at.column);
   }
 
   SGAP_INLINE static void LoadRow(const Operands<T>& at, const T* source, Row* x) {
@@ -229,6 +237,16 @@ struct Block {
   SGAP_INLINE static void Entry(const Operands<T>& at, int64_t p, F* folds) {
     const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
     const size_t row = size_t(at.indices[p]) * at.stride + at.column;
+    if constexpr (F::kVectorValues && sizeof(T) >= 4) {
+      // One vector after the other: all of a row would not fit in registers beside the folds.
+      const T* values = at.values + size_t(position) * at.stride + at.column;
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) {
+        folds[i].template Take<kTaking>(LoadCount(values + i * kSize, Count(at)), position,
+                                        LoadCount(at.x + row + i * kSize, Count(at)));
+      }
+      return;
+    }
     Row x[kVectors];
     LoadRow(at, at.x + row, x);
     if constexpr (F::kVectorValues) {
@@ -363,7 +381,7 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t batch = task / args.row_tasks;
   bool again = false;
-  ForBlocks<F, kMaxVectors>(args, batch, [&](auto tag, const auto& at) {
+  ForBlocks<F, F::kMost>(args, batch, [&](auto tag, const auto& at) {
     again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
   });
   if constexpr (!F::kSums) {

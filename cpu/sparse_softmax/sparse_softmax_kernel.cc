@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "cpu/row_reduce/row_reduce_loops.h"
 #include "cpu/simd/exp.h"
 #include "cpu/simd/simd.h"
@@ -30,10 +32,9 @@ struct SoftmaxRows {
   }
 
   // Whether any row has a peak of -inf. That is rare: only then do Terms look.
-  bool Masked(V peak) const {
-    bool masked = false;
-    for (int i = 0; i < walk.Rows(); ++i) masked |= peak[i] == kLeast;
-    return masked;
+  static bool Masked(V peak) {
+    constexpr uint32_t kEvery = (uint64_t{1} << kSize) - 1;
+    return LanesFrom<Acc, kSize>(peak, std::numeric_limits<Acc>::lowest()) != kEvery;
   }
 
   V Terms(const T* values, int count, V peak, bool masked) const {

@@ -79,6 +79,29 @@ struct AttentionCall {
   }
 };
 
+// What else scores and probabilities may have (attention_terms.cuh): nothing.
+struct NoTerms {
+  // Those of one head of one sequence.
+  __device__ NoTerms Of(const AttentionCall&, Size, Size) const { return {}; }
+  // Whether a row sees a key that is not after it.
+  __device__ bool Sees(Size row, Index column) const { return Size(column) <= row; }
+  // The score after the soft cap, and the derivative of that.
+  template <class A>
+  __device__ A Curb(A score, A& curb) const {
+    return curb = 1, score;
+  }
+  // The score with what depends on its place.
+  template <class A>
+  __device__ A Add(A score, Size, Index) const {
+    return score;
+  }
+  // What dropout multiplies the probability by.
+  template <class A>
+  __device__ A Factor(Size, Index) const {
+    return 1;
+  }
+};
+
 // A lane's part of the features of one row: kSteps packs.
 template <class T, int kGroup, int kSteps, int kColumns, bool kVector>
 struct Features {
@@ -204,12 +227,13 @@ struct GroupVectors {
   }
 };
 
-// Turns the dot products of a window's vectors into scores: scale and bias; -infinity where an
-// entry is masked or its row does not exist.
-template <int kLength, int kRows, int kAtOnce, class A>
-__device__ inline void Score(const AttentionCall& call, Size row, unsigned part, Size end, A scale,
-                             const A* bias, unsigned p, const Index (&columns)[kAtOnce],
-                             A (&s)[kAtOnce * kRows]) {
+// Turns the dot products of a window's vectors into scores: scale, bias and terms; -infinity where
+// an entry is masked or its row does not exist. `curbs` are the derivatives of the soft cap.
+template <int kLength, int kRows, int kAtOnce, class A, class Terms>
+__device__ inline void Score(const AttentionCall& call, const Terms& terms, Size row, unsigned part,
+                             Size end, A scale, const A* bias, unsigned p,
+                             const Index (&columns)[kAtOnce], A (&s)[kAtOnce * kRows],
+                             A (&curbs)[kAtOnce * kRows]) {
 #pragma unroll
   for (int a = 0; a < kAtOnce; ++a) {
 #pragma unroll
@@ -217,10 +241,10 @@ __device__ inline void Score(const AttentionCall& call, Size row, unsigned part,
       const Index column = columns[a];
       A& score = s[a * kRows + r];
       const bool kept = column >= 0 && row + r < call.m && Size(column) < end &&
-                        (!call.Has(kCausal) || Size(column) <= row + r);
-      score *= scale;
+                        (!call.Has(kCausal) || terms.Sees(row + r, column));
+      score = terms.Curb(score * scale, curbs[a * kRows + r]);
       if (kept && call.Has(kHasBias)) score += bias[Size(p + a) * kLength + part + r];
-      if (!kept) score = Least<A>();
+      score = kept ? terms.Add(score, row + r, column) : Least<A>();
     }
   }
 }
@@ -228,13 +252,13 @@ __device__ inline void Score(const AttentionCall& call, Size row, unsigned part,
 // The running softmax of the rows of a group, over its vectors; for each row that exists the groups
 // that share it call write(batch, r, state) with the same state.
 template <class T, int kGroup, int kSteps, int kValueSteps, int kColumns, int kBlock, bool kVector,
-          int kLength, int kRows, int kShare, class Write>
+          int kLength, int kRows, int kShare, class Terms, class Write>
 __device__ __forceinline__ void AttendRows(
-    const AttentionCall& call, const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own,
-    const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-    const Accumulator<T>* __restrict__ bias, const Index* __restrict__ lengths,
-    const Index* __restrict__ column_indices, long long batches, Accumulator<T> scale,
-    const Write& write) {
+    const AttentionCall& call, const Terms& terms,
+    const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
+    const Index* __restrict__ lengths, const Index* __restrict__ column_indices, long long batches,
+    Accumulator<T> scale, const Write& write) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
@@ -249,6 +273,7 @@ __device__ __forceinline__ void AttendRows(
         call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, call.value_depth);
     const A* own_bias = call.Bias(bias, batch, head, kLength);
     const Size end = call.End(lengths, batch);
+    const auto of_head = terms.Of(call, batch, head);
     Keys query[kRows];
     State states[kRows];
 #pragma unroll
@@ -261,7 +286,7 @@ __device__ __forceinline__ void AttendRows(
 #pragma unroll 1
     for (unsigned step = 0; step < own.steps; ++step) {
       Index columns[kAtOnce];
-      A s[kAtOnce * kRows];
+      A s[kAtOnce * kRows], curbs[kAtOnce * kRows];
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         const unsigned p = own.At(step, a);
@@ -273,8 +298,8 @@ __device__ __forceinline__ void AttendRows(
         for (int r = 0; r < kRows; ++r) s[a * kRows + r] = query[r].Dot(key);
       }
       group.Reduce(s);
-      Score<kLength, kRows>(call, own.row, own.part, end, scale, own_bias, own.At(step, 0), columns,
-                            s);
+      Score<kLength, kRows>(call, of_head, own.row, own.part, end, scale, own_bias, own.At(step, 0),
+                            columns, s, curbs);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         A greatest = states[r].peak();
@@ -294,9 +319,10 @@ __device__ __forceinline__ void AttendRows(
           if (s[a * kRows + r] == Least<A>()) continue;
           const A term = TermUnder(states[r].peak(), s[a * kRows + r]);
           states[r].total() += term;
+          const A weight = term * of_head.template Factor<A>(own.row + r, columns[a]);
 #pragma unroll
           for (int i = 0; i < kValueSteps * kColumns; ++i) {
-            states[r].values[i] += term * value.Number(i);
+            states[r].values[i] += weight * value.Number(i);
           }
         }
       }
@@ -349,7 +375,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
   const unsigned lane = threadIdx.x % kGroup;
   AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
-      call, own, q, k, v, bias, lengths, column_indices, batches,
+      call, NoTerms(), own, q, k, v, bias, lengths, column_indices, batches,
       A(__longlong_as_double(scale_bits)), [&](Size batch, int r, auto& state) {
         WriteRow<Values>(call, sinks, out, lse, batch, own.row + r, blockIdx.y, lane, state);
       });

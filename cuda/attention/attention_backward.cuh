@@ -18,11 +18,12 @@ __device__ inline void Differentiate(A s, A dp, A lse, A delta, A& p, A& ds) {
 // Sums ds k over the vectors of a group's rows, and writes ds to dbias with wrt_bias. For each row
 // that exists the groups that share it call write(batch, r, sums).
 template <class T, int kGroup, int kSteps, int kValueSteps, int kColumns, int kBlock, bool kVector,
-          int kLength, int kRows, int kShare, class Write>
+          int kLength, int kRows, int kShare, class Terms, class Write>
 __device__ __forceinline__ void DifferentiateRows(
-    const AttentionCall& call, const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own,
-    const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
+    const AttentionCall& call, const Terms& terms,
+    const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own, const T* __restrict__ dout,
+    const Accumulator<T>* __restrict__ delta, const T* __restrict__ q, const T* __restrict__ k,
+    const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
     const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
     const Index* __restrict__ column_indices, Accumulator<T>* __restrict__ dbias, long long batches,
     Accumulator<T> scale, bool wrt_bias, const Write& write) {
@@ -41,6 +42,7 @@ __device__ __forceinline__ void DifferentiateRows(
         call.key_heads * call.value_depth);
     const A* own_bias = call.Bias(bias, batch, head, kLength);
     const Size end = call.End(lengths, batch);
+    const auto of_head = terms.Of(call, batch, head);
     Keys query[kRows];
     Values cotangent[kRows];
     A of_lse[kRows], of_delta[kRows], sums[kRows][kSteps * kColumns] = {};
@@ -62,7 +64,7 @@ __device__ __forceinline__ void DifferentiateRows(
       const unsigned first = own.At(step, 0);
       Index columns[kAtOnce];
       Keys key[kAtOnce];
-      A s[kAtOnce * kRows], dp[kAtOnce * kRows];
+      A s[kAtOnce * kRows], dp[kAtOnce * kRows], curbs[kAtOnce * kRows];
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         columns[a] = first + a < own.last ? column_indices[first + a] : -1;
@@ -77,18 +79,21 @@ __device__ __forceinline__ void DifferentiateRows(
       }
       group.Reduce(s);
       group.Reduce(dp);
-      Score<kLength, kRows>(call, own.row, own.part, end, scale, own_bias, first, columns, s);
+      Score<kLength, kRows>(call, of_head, own.row, own.part, end, scale, own_bias, first, columns,
+                            s, curbs);
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           A p, ds;
-          Differentiate(s[a * kRows + r], dp[a * kRows + r], of_lse[r], of_delta[r], p, ds);
+          const A factor = of_head.template Factor<A>(own.row + r, columns[a]);
+          Differentiate(s[a * kRows + r], dp[a * kRows + r] * factor, of_lse[r], of_delta[r], p,
+                        ds);
           if (wrt_bias && columns[a] >= 0 && group.lane == 0) {
             const Size at = (batch * call.heads + head) * call.vectors + first + a;
             dbias[at * kLength + own.part + r] = ds;
           }
-          if (s[a * kRows + r] != Least<A>()) key[a].AddTo(ds, sums[r]);
+          if (s[a * kRows + r] != Least<A>()) key[a].AddTo(ds * curbs[a * kRows + r], sums[r]);
         }
       }
     }
@@ -119,8 +124,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
-      call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
-      wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
+      call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias,
+      batches, scale, wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
         const Size at = (batch * call.m + own.row + r) * call.heads + blockIdx.y;
         Keys::Store(dq + at * call.depth, call.depth, threadIdx.x % kGroup, scale, sums);
       });
@@ -174,9 +179,9 @@ struct GroupColumn {
 //
 // kAtOnce  entries of a key, rows of vectors, whose queries a group loads together
 template <class T, int kLength, int kAtOnce, int kSteps, int kValueSteps, int kColumns,
-          bool kVector, int kGroup, int kShare, int kBlock, class Write>
+          bool kVector, int kGroup, int kShare, int kBlock, class Terms, class Write>
 __device__ __forceinline__ void DifferentiateKeys(
-    const AttentionCall& call, const GroupColumn<kGroup, kShare, kBlock>& own,
+    const AttentionCall& call, const Terms& terms, const GroupColumn<kGroup, kShare, kBlock>& own,
     const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
     const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
@@ -206,6 +211,7 @@ __device__ __forceinline__ void DifferentiateKeys(
 #pragma unroll 1
     for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
       const A* own_bias = call.Bias(bias, batch, head, kLength);
+      const auto of_head = terms.Of(call, batch, head);
       const GatheredRows<T> query_rows(
           call.Rows(q, kManyQ, batch, call.m, call.heads, head, call.depth),
           call.heads * call.depth);
@@ -226,7 +232,8 @@ __device__ __forceinline__ void DifferentiateKeys(
           const bool there = entry + a < last;
           rows[a] = there ? unsigned(row_indices[vector]) * kLength + unsigned(entry + a) % kLength
                           : rows_end;
-          const bool exists = rows[a] < rows_end && (!call.Has(kCausal) || column <= rows[a]);
+          const bool exists =
+              rows[a] < rows_end && (!call.Has(kCausal) || of_head.Sees(rows[a], Index(column)));
           if (!exists) rows[a] = rows_end;
           query[a].Load(query_rows[rows[a]], exists, call.depth, group.lane);
           cotangent[a].Load(cotangent_rows[rows[a]], exists, call.value_depth, group.lane);
@@ -238,16 +245,19 @@ __device__ __forceinline__ void DifferentiateKeys(
 #pragma unroll
         for (int a = 0; a < kAtOnce; ++a) {
           if (rows[a] >= rows_end) continue;  // the same in all lanes of the group
-          s[a] *= scale;
+          A curb;
+          s[a] = of_head.Curb(s[a] * scale, curb);
           if (call.Has(kHasBias)) {
             const Size vector = Size(unsigned(permutation[(entry + a) / kLength]));
             s[a] += own_bias[vector * kLength + (entry + a) % kLength];
           }
+          s[a] = of_head.Add(s[a], rows[a], Index(column));
+          const A factor = of_head.template Factor<A>(rows[a], Index(column));
           A p, ds;
-          Differentiate(s[a], dp[a], *of_lse[rows[a]], *of_delta[rows[a]], p, ds);
+          Differentiate(s[a], dp[a] * factor, *of_lse[rows[a]], *of_delta[rows[a]], p, ds);
           if (s[a] == Least<A>()) continue;
-          query[a].AddTo(ds, of_key);
-          cotangent[a].AddTo(p, of_value);
+          query[a].AddTo(ds * curb, of_key);
+          cotangent[a].AddTo(p * factor, of_value);
         }
       }
     }
@@ -275,7 +285,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
   const GroupColumn<kGroup, kShare, kBlock> own(column_offsets, call.keys);
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(
-      call, own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation, batches, scale,
+      call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation,
+      batches, scale,
       [&](Size batch, const A(&of_key)[kSteps* kColumns],
           const A(&of_value)[kValueSteps* kColumns]) {
         const Size at = (batch * call.keys + own.column) * call.key_heads + blockIdx.y;

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.m);
   const unsigned lane = threadIdx.x % kGroup;
   AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
-      call, own, q, k, v, bias, lengths, column_indices, batches,
+      call, NoTerms(), own, q, k, v, bias, lengths, column_indices, batches,
       A(__longlong_as_double(scale_bits)), [&](Size batch, int r, auto& state) {
         if (own.place < 0) {
           WriteRow<Values>(call, sinks, out, lse, batch, own.row + r, blockIdx.y, lane, state);
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardPiecesKernel(
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
-      call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
-      wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
+      call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias,
+      batches, scale, wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
         if (own.place < 0) {
           const Size at = (batch * call.m + own.row + r) * call.heads + blockIdx.y;
           Keys::Store(dq + at * call.depth, call.depth, lane, scale, sums);
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardPiecesKernel(
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(
-      call, own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation, batches, scale,
+      call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation,
+      batches, scale,
       [&](Size batch, const A(&key)[kSteps* kColumns], const A(&value)[kValueSteps* kColumns]) {
         const Size row =
             own.place < 0 ? batch * call.keys + own.column : batch * places + unsigned(own.place);

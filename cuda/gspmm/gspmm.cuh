@@ -1,11 +1,13 @@
 // The extremum of the messages of each row of CSR, and the entry that attains it: gspmm with a
 // maximum or minimum, for the points {<x row, c col>, 1} and {<1/r row, c col>, r} of Sgap, section
-// 6. gspmm_nnz.cuh has the points of nonzeros.
+// 6. Where values are vectors of n columns, also the sum of products (of scalars, that is spmm).
+// gspmm_nnz.cuh has the points of nonzeros.
 //
 // add        messages are x + value, else x * value
 // minimum    the result is the minimum, else the maximum; a NaN counts as the extremum
 // kGroup     r, lanes that share a row, each taking every r-th entry
 // kWalk      rows that a group takes in turn: x, or worker_dim_r
+// kVectors   an entry has a value for each column, [nnz, n], else one
 // kColumns, kChunks, kBlock, kVector, kPermuted and the grid: see spmm.cuh
 //
 // `add` and `minimum` are arguments of the kernel, not template parameters, so that one program
@@ -85,12 +87,30 @@ struct Extrema {
   }
 };
 
+// The place of entry p in the values.
+template <bool kPermuted>
+__device__ inline Index PlaceOf(const Index* permutation, unsigned p) {
+  return kPermuted ? permutation[p] : Index(p);
+}
+
+// The values of an entry for the columns of a lane, of which `values` are at the first; where an
+// entry has one value, that is it.
+template <bool kVectors, bool kVector, int kColumns, class T>
+__device__ inline Pack<T, kVectors ? kColumns : 1> ValuesOf(const T* values, Index at, unsigned n,
+                                                            unsigned left) {
+  if constexpr (kVectors) {
+    return Load<kVector, kColumns>(values + Size(unsigned(at)) * n, left);
+  } else {
+    return {{values[at]}};
+  }
+}
+
 // The messages along the entries, for one batch member, as a lane sees them.
-template <class T, int kColumns, bool kVector, bool kPermuted>
+template <class T, int kColumns, bool kVector, bool kPermuted, bool kVectors = false>
 struct Messages : Extrema<Accumulator<T>, kColumns> {
   using Element = Found<Accumulator<T>>;
 
-  const T* values;
+  const T* values;  // of vectors at the lane's first column
   const Index* column_indices;
   const Index* permutation;
   const T* x;  // at the lane's first column
@@ -101,7 +121,7 @@ struct Messages : Extrema<Accumulator<T>, kColumns> {
 
   __device__ Messages(const T* values, const Index* column_indices, const Index* permutation,
                       const T* x, unsigned n, unsigned column, bool add, bool minimum)
-      : values(values),
+      : values(kVectors ? values + column : values),
         column_indices(column_indices),
         permutation(permutation),
         x(x + column),
@@ -114,14 +134,16 @@ struct Messages : Extrema<Accumulator<T>, kColumns> {
   // values ascend within a row, also those of the transpose, so an equal message comes too late.
   __device__ void Take(unsigned p, Element (&found)[kColumns]) const {
     using A = Accumulator<T>;
-    const Index at = kPermuted ? permutation[p] : Index(p);
-    const A value = Widen(values[at]), sign = minimum ? A(-1) : A(1);
-    // One fused operation for both kinds, exact as one rounding: adding -0 changes no product. The
-    // sign comes after it: the negated sum of negated numbers would be -0 where the sum is 0.
-    const A scale = add ? A(1) : value, offset = add ? value : A(-0.0f);
+    const Index at = PlaceOf<kPermuted>(permutation, p);
+    const auto own = ValuesOf<kVectors, kVector, kColumns>(values, at, n, left);
+    const A sign = minimum ? A(-1) : A(1);
     const auto pack = Load<kVector, kColumns>(x + Size(unsigned(column_indices[p])) * n, left);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
+      const A value = Widen(own.at[kVectors ? j : 0]);
+      // One fused operation for both kinds, exact as one rounding: adding -0 changes no product.
+      // The sign comes after it: the negated sum of negated numbers would be -0 where the sum is 0.
+      const A scale = add ? A(1) : value, offset = add ? value : A(-0.0f);
       const A message = sign * FusedMultiplyAdd(Widen(pack.at[j]), scale, offset);
       const A best = found[j].message;
       const bool takes = (found[j].at < 0) | (!(message <= best) & (best == best));
@@ -155,6 +177,63 @@ struct ExtremumRows {
   }
 };
 
+// What is added up in each column.
+template <class A, int kColumns>
+struct Sums {
+  using Element = A;
+  using Combine = Add;
+
+  __device__ static void Clear(A (&sums)[kColumns]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
+  }
+};
+
+// Rows of sums, at the lane's first column.
+template <class T, int kColumns, bool kVector>
+struct SumRows {
+  T* y;
+  unsigned n;
+  unsigned left;
+
+  template <class A>
+  __device__ void Store(Size row, const A (&sums)[kColumns]) const {
+    sgap::Store<kVector>(y + row * n, left, sums);
+  }
+};
+
+// The products of vectors of values and rows of x, for one batch member, as a lane sees them.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct Products : Sums<Accumulator<T>, kColumns> {
+  using Element = Accumulator<T>;
+
+  const T* values;  // at the lane's first column, as x
+  const Index* column_indices;
+  const Index* permutation;
+  const T* x;
+  unsigned n;
+  unsigned left;  // number of columns from the lane's first to the last
+
+  __device__ Products(const T* values, const Index* column_indices, const Index* permutation,
+                      const T* x, unsigned n, unsigned column)
+      : values(values + column),
+        column_indices(column_indices),
+        permutation(permutation),
+        x(x + column),
+        n(n),
+        left(n - column) {}
+
+  __device__ void Take(unsigned p, Element (&sums)[kColumns]) const {
+    const Index at = PlaceOf<kPermuted>(permutation, p);
+    const auto own = Load<kVector, kColumns>(values + Size(unsigned(at)) * n, left);
+    const auto pack = Load<kVector, kColumns>(x + Size(unsigned(column_indices[p])) * n, left);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (kVector || j < left) sums[j] += Widen(own.at[j]) * Widen(pack.at[j]);
+    }
+  }
+};
+
 // The rows of a group, which has kWalk of them: each lane takes every kGroup-th entry, kAtOnce of
 // them in flight. Entries: Messages or AttainingMessages; rows: what stores.
 template <int kWalk, int kColumns, int kAtOnce, int kGroup, class Entries, class Rows>
@@ -179,7 +258,7 @@ __device__ inline void ReduceRows(const Group<kGroup>& group, const Entries& ent
 }
 
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
-          bool kPermuted>
+          bool kPermuted, bool kVectors = false>
 __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns, true>()))
     GspmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
@@ -188,10 +267,11 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColu
                    long long add, long long minimum, long long capacity, long long sharing) {
   MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   // Entries that are loaded at once; of more some kernels spill.
-  constexpr int kAtOnce = 4 / (kVector ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
+  constexpr int kAtOnce =
+      4 / (kVector && !kVectors ? 1 : 2) / (SumBytes<T, kColumns>() <= 16 ? 1 : 2);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const Messages<T, kColumns, kVector, kPermuted> messages(
+    const Messages<T, kColumns, kVector, kPermuted, kVectors> messages(
         values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
         unsigned(n), place.column, add != 0, minimum != 0);
     const Size to = batch * m * n + place.column;
@@ -199,6 +279,27 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColu
                                                   minimum != 0};
     ReduceRows<kWalk, kColumns, kAtOnce>(Group<kGroup>(), messages, rows, row_offsets, Size(m),
                                          place.worker, place.column < n);
+  }
+}
+
+template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
+          bool kPermuted>
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, kColumns>()))
+    GspmmSumsKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
+                    const T* __restrict__ x, T* __restrict__ y, long long m, long long n,
+                    long long values_stride, long long x_stride, long long batches,
+                    long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
+  const Place<kGroup, kColumns, kChunks, kBlock> place;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const Products<T, kColumns, kVector, kPermuted> products(
+        values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
+        unsigned(n), place.column);
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n),
+                                             products.left};
+    ReduceRows<kWalk, kColumns, 2>(Group<kGroup>(), products, rows, row_offsets, Size(m),
+                                   place.worker, place.column < n);
   }
 }
 

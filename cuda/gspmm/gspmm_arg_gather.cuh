@@ -40,18 +40,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// What is added up in each column.
-template <class A, int kColumns>
-struct Sums {
-  using Element = A;
-  using Combine = Add;
-
-  __device__ static void Clear(A (&sums)[kColumns]) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) sums[j] = 0;
-  }
-};
-
 // The terms w[q] d[row, l] of arg_gather_to_x, for one batch member, as a lane sees them.
 template <class T, int kColumns, bool kVector, bool kPermuted>
 struct AttainingMessages : Sums<Accumulator<T>, kColumns> {
@@ -85,19 +73,6 @@ struct AttainingMessages : Sums<Accumulator<T>, kColumns> {
     for (int j = 0; j < kColumns; ++j) {
       if ((kVector || j < left) && attaining.at[j] == q) sums[j] += value * Widen(pack.at[j]);
     }
-  }
-};
-
-// Rows of sums, at the lane's first column.
-template <class T, int kColumns, bool kVector>
-struct SumRows {
-  T* y;
-  unsigned n;
-  unsigned left;
-
-  template <class A>
-  __device__ void Store(Size row, const A (&sums)[kColumns]) const {
-    sgap::Store<kVector>(y + row * n, left, sums);
   }
 };
 

@@ -15,7 +15,8 @@
 namespace sgap {
 
 // One window of a group. `row` is a row that begins at or before its first entry, and is moved on
-// to the last one. Entries: Messages or AttainingMessages; rows and partial: what stores.
+// to the last one. Entries: Messages, Products or AttainingMessages; rows and partial: what
+// stores.
 template <int kNonzeros, int kColumns, int kGroup, class Entries, class Rows, class Partial>
 __device__ inline void ReduceWindow(const Group<kGroup>& group, const Entries& entries,
                                     const Rows& rows, const Partial& partial,
@@ -96,7 +97,7 @@ struct Windows {
 };
 
 template <class T, int kNonzeros, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock,
-          bool kVector, bool kPermuted>
+          bool kVector, bool kPermuted, bool kVectors = false>
 __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, kColumns>()))
     GspmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, k
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Windows<kNonzeros, kGroup, kWalk> windows(row_offsets, m, place.worker, place.column < n);
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const Messages<T, kColumns, kVector, kPermuted> messages(
+    const Messages<T, kColumns, kVector, kPermuted, kVectors> messages(
         values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
         unsigned(n), place.column, add != 0, minimum != 0);
     const Size to = batch * m * n + place.column, other = batch * places * n + place.column;
@@ -118,6 +119,31 @@ __global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, k
     const ExtremumRows<Accumulator<T>, kColumns, kVector> parts{
         partial + other, partial_arg + other, unsigned(n), messages.left, minimum != 0};
     windows.template Reduce<kColumns>(messages, rows, parts);
+  }
+}
+
+// Sums of products, of values that are vectors.
+template <class T, int kNonzeros, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock,
+          bool kVector, bool kPermuted>
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, 2 * SumBytes<T, kColumns>()))
+    GspmmSumsNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                       const Index* __restrict__ column_indices,
+                       const Index* __restrict__ permutation, const T* __restrict__ x,
+                       T* __restrict__ y, Accumulator<T>* __restrict__ partial, long long m,
+                       long long n, long long values_stride, long long x_stride, long long batches,
+                       long long capacity, long long places, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
+  const Place<kGroup, kColumns, kChunks, kBlock> place;
+  const Windows<kNonzeros, kGroup, kWalk> windows(row_offsets, m, place.worker, place.column < n);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const Products<T, kColumns, kVector, kPermuted> products(
+        values + batch * values_stride, column_indices, permutation, x + batch * x_stride,
+        unsigned(n), place.column);
+    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + place.column, unsigned(n),
+                                             products.left};
+    const SumRows<Accumulator<T>, kColumns, kVector> parts{
+        partial + batch * places * n + place.column, unsigned(n), products.left};
+    windows.template Reduce<kColumns>(products, rows, parts);
   }
 }
 

@@ -16,6 +16,7 @@ from sgap_jax import reference
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.primitives.attention import sparse_attention
+from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.gspmm import gspmm
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
@@ -162,6 +163,42 @@ def _extremum(schedule: Schedule, n: int) -> Case:
         return (reference.gspmm(values, offsets, columns, (ROWS, COLUMNS), X, "add", "max"),)
 
     return Case(_named("gspmm", schedule), f"float32, max, n = {n}", schedule, run, expected, 0)
+
+
+def _edge_vectors(schedule: Schedule, n: int, reduce: str) -> Case:
+    """Messages with a vector of each edge."""
+    X, (offsets, columns) = _dense(COLUMNS, n, 12), _entries(CSR)
+    V = _dense(len(columns), n, 13)
+
+    def run(schedule: Schedule | None) -> tuple:
+        A = _array("float32", CSR)
+        of = dict(values=jnp.asarray(V), reduce=reduce, schedule=schedule)
+        return (gspmm(A, jnp.asarray(X), **of),)
+
+    def expected() -> tuple:
+        of = (offsets, columns, (ROWS, COLUMNS))
+        own = (reference.gspmm(V[:, c], *of, X[:, c : c + 1], "mul", reduce) for c in range(n))
+        return (np.hstack([*own]),)
+
+    about = f"float32, {reduce} of edge vectors, n = {n}"
+    return Case(_named("gspmm", schedule), about, schedule, run, expected, 0)
+
+
+def _ends(schedule: Schedule, n: int) -> Case:
+    """A vector of each edge from those of its ends."""
+    X, Y = _dense(ROWS, n, 14), _dense(COLUMNS, n, 15)
+
+    def run(schedule: Schedule | None) -> tuple:
+        A = _array("float32", CSR)
+        of = dict(op="add", reduce=None, schedule=schedule)
+        return (gsddmm(A, jnp.asarray(X), jnp.asarray(Y), **of),)
+
+    def expected() -> tuple:
+        rows, columns = np.nonzero(_matrix(CSR))
+        return (X[rows] + Y[columns],)
+
+    about = f"float32, vectors of entries, n = {n}"
+    return Case(_named("sddmm", schedule), about, schedule, run, expected, 0)
 
 
 def _on_rows(op: str, schedule: Schedule, dtype: str = "float32") -> Case:
@@ -316,6 +353,12 @@ def cases() -> Iterator[Case]:
     yield _extremum(AtomicParallelism(nnz=4, col=4), 4)
     # Other columns, so that the kernel that merges is another one as well.
     yield _extremum(AtomicParallelism(nnz=1, col=2, group=8), 2)
+    # Eight columns, so that the kernels that merge are others as well.
+    nonzeros = AtomicParallelism(nnz=4, col=8)
+    for reduce in ("max", "sum"):
+        yield _edge_vectors(nonzeros, 8, reduce)
+        yield _edge_vectors(one, 4, reduce)
+    yield _ends(AtomicParallelism(nnz=4, col=4, group=8), 8)
     for schedule in (several, one):
         yield _extremum(schedule, 4)
         for op in ("row_sum", "row_max", "sparse_softmax"):

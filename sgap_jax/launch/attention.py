@@ -1,12 +1,19 @@
 """Launch plans of fused attention and its gradients, from a problem and an `AttentionTile`
-(cuda/attention/attention.cuh, attention_backward.cuh, attention_pieces.cuh)."""
+(cuda/attention: attention.cuh, attention_backward.cuh, _pieces.cuh and _terms.cuh)."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from sgap_jax.launch import attention_octet as octets
-from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
+from sgap_jax.launch.attention_shapes import (
+    AttentionShapes,
+    AttentionTerms,
+    checked,
+    scalars,
+    term_pointers,
+    types,
+)
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_pieces import WorkList, sum_plan
 from sgap_jax.schedules.attention import BLOCK, AttentionTile
@@ -52,15 +59,32 @@ def _work(
     return work if work.merged else None
 
 
+def check_terms(schedule: AttentionTile) -> None:
+    """Raises NotImplementedError for a tile whose kernels have no `AttentionTerms`."""
+    if schedule.octet or schedule.chunk is not None:
+        kind = "tensor cores" if schedule.octet else "pieces of rows"
+        raise NotImplementedError(
+            f"attention: {schedule}: the kernels of {kind} have no soft cap, distances, segments "
+            "or dropout; schedule=None or an AttentionTile without octet and chunk has them"
+        )
+
+
 def forward_plan(
-    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, scale: float
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    scale: float,
+    terms: AttentionTerms | None = None,
 ) -> KernelCall:
     """The launch that computes out and lse, the logarithm of each row's sum of exponentials.
 
     Inputs: q [B, m, heads, d], k [B, keys, key_heads, d], v [B, keys, key_heads, dv], bias
     [B, heads, nnz] and sinks [B, heads] in the accumulator's dtype, lengths [B], row_offsets,
     column_indices. An operand that `shapes` says is shared has a leading axis of 1; an absent one
-    is any array. Outputs: out [B, m, heads, dv], and lse [B, m, heads] in the accumulator's dtype.
+    is any array. With `terms` their arrays follow the lengths: slopes [B, heads] and table
+    [B, heads, range] in the accumulator's dtype, query_segments [B, m], key_segments [B, keys],
+    offset [B], seeds [B, heads, 2] uint32. Outputs: out [B, m, heads, dv], and lse [B, m, heads] in
+    the accumulator's dtype.
 
     Args:
       problem: op "attention" on "cuda"; n is the number of features of a head of q and k, and nnz
@@ -68,9 +92,13 @@ def forward_plan(
       schedule: one that `AttentionTile.check` accepts.
       shapes: heads, batch, and which operands are present or shared.
       scale: the factor of the scores; an argument of the kernel.
+      terms: soft cap, distances, segments and dropout; None for a call without.
     """
     operand, wide = types(problem)
-    reads = (operand, operand, operand, wide, wide, "int", "int", "int")
+    reads = [operand, operand, operand, wide, wide, "int", "int", "int"]
+    if terms is not None:
+        check_terms(schedule)
+        reads[6:6] = term_pointers(wide)
     pointers = [*(f"const {x}" for x in reads), operand, wide]
     work = rows_work(problem, schedule)
     if schedule.octet:
@@ -78,15 +106,29 @@ def forward_plan(
         return octets.forward_plan(problem, schedule, shapes, scale, pointers, work)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=1)
     return _call(
-        "attention.cuh" if work is None else "attention_pieces.cuh",
-        "AttentionKernel" if work is None else "AttentionPiecesKernel",
+        *_kernel("Attention", "", work, terms),
         constants,
         pointers if work is None else [*pointers, wide, wide],
         groups,
         shapes.heads,
-        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
+        scalars(problem, shapes, scale) + _further(work, terms),
         shapes.batch,
     )
+
+
+def _kernel(
+    before: str, after: str, work: WorkList | None, terms: AttentionTerms | None
+) -> tuple[str, str]:
+    """The header and the name of a kernel of CUDA cores: with terms, with pieces, or plain."""
+    if terms is not None:
+        return "attention_terms.cuh", f"{before}Terms{after}Kernel"
+    if work is not None:
+        return "attention_pieces.cuh", f"{before}{after}PiecesKernel"
+    return "attention_backward.cuh" if after else "attention.cuh", f"{before}{after}Kernel"
+
+
+def _further(work: WorkList | None, terms: AttentionTerms | None) -> tuple[int, ...]:
+    return terms.scalars if terms is not None else () if work is None else work.scalars
 
 
 def merge_plan(
@@ -125,15 +167,21 @@ def rows_backward_plan(
     shapes: AttentionShapes,
     scale: float,
     wrt_bias: bool,
+    terms: AttentionTerms | None = None,
 ) -> KernelCall:
-    """The launch that computes dq and, with `wrt_bias`, dbias.
+    """The launch that computes dq and, with `wrt_bias`, dbias: the gradient of all that is added to
+    the scores after a soft cap.
 
     Inputs: dout [B, m, heads, dv], delta [B, m, heads] in the accumulator's dtype, q, k, v, bias,
-    lengths, lse [B, m, heads], row_offsets, column_indices. Outputs: dq [B, m, heads, d], and dbias
-    [B, heads, nnz] in the accumulator's dtype (any array, not written, without `wrt_bias`).
+    lengths, lse [B, m, heads], the arrays of `terms`, row_offsets, column_indices. Outputs: dq
+    [B, m, heads, d], and dbias [B, heads, nnz] in the accumulator's dtype (any array, not written,
+    without `wrt_bias`).
     """
     operand, wide = types(problem)
-    reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int")
+    reads = [operand, wide, operand, operand, operand, wide, "int", wide, "int", "int"]
+    if terms is not None:
+        check_terms(schedule)
+        reads[8:8] = term_pointers(wide)
     pointers = [*(f"const {x}" for x in reads), operand, wide]
     work = rows_work(problem, schedule)
     if work is not None:
@@ -142,8 +190,7 @@ def rows_backward_plan(
         return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers, work)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=2)
     return _call(
-        "attention_backward.cuh" if work is None else "attention_pieces.cuh",
-        "AttentionRowsBackwardKernel" if work is None else "AttentionRowsBackwardPiecesKernel",
+        *_kernel("Attention", "RowsBackward", work, terms),
         constants,
         pointers,
         groups,
@@ -151,7 +198,7 @@ def rows_backward_plan(
         (
             *scalars(problem, shapes, scale),
             int(wrt_bias),
-            *(() if work is None else work.scalars),
+            *_further(work, terms),
         ),
         shapes.batch,
         zero=(1,) if wrt_bias else (),
@@ -171,16 +218,23 @@ def rows_merge_plan(
 
 
 def keys_backward_plan(
-    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, scale: float
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    scale: float,
+    terms: AttentionTerms | None = None,
 ) -> KernelCall:
     """The launch that computes dk and dv.
 
-    Inputs: those of `rows_backward_plan` up to lse, then column_offsets, row_indices and
+    Inputs: those of `rows_backward_plan` up to the terms, then column_offsets, row_indices and
     permutation, the transposed structure. Outputs: dk [B, keys, key_heads, d], dv
     [B, keys, key_heads, dv].
     """
     operand, wide = types(problem)
-    reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int", "int")
+    reads = [operand, wide, operand, operand, operand, wide, "int", wide, "int", "int", "int"]
+    if terms is not None:
+        check_terms(schedule)
+        reads[8:8] = term_pointers(wide)
     pointers = [*(f"const {x}" for x in reads), operand, operand]
     work = keys_work(problem, schedule, shapes)
     if work is not None:
@@ -196,13 +250,12 @@ def keys_backward_plan(
     constants += [schedule.share, BLOCK, _aligned(problem, shapes)]
     columns = problem.shape[1] if work is None else work.pieces
     return _call(
-        "attention_backward.cuh" if work is None else "attention_pieces.cuh",
-        "AttentionKeysBackwardKernel" if work is None else "AttentionKeysBackwardPiecesKernel",
+        *_kernel("Attention", "KeysBackward", work, terms),
         constants,
         pointers,
         columns * schedule.share * schedule.lanes,
         shapes.key_heads,
-        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
+        scalars(problem, shapes, scale) + _further(work, terms),
         shapes.batch,
     )
 

@@ -51,6 +51,53 @@ class AttentionShapes:
         return sum(1 << i for i, bit in enumerate([*bits, *(n in self.many for n in names)]) if bit)
 
 
+@dataclasses.dataclass(frozen=True)
+class AttentionTerms:
+    """What a call has beside: terms that depend on the places of entries, and dropout
+    (cuda/attention/attention_terms.cuh). Kernels on CUDA cores have them, for rows that are whole.
+
+    Attributes:
+      present: which of `TERM_ARRAYS` the call has, "segments" for those of queries and keys.
+      many: which of "slopes", "table", "query_segments", "key_segments", "offset" and "seeds" have
+        a leading axis of the batch.
+      softcap: of scores; 0 for none.
+      range: the numbers of a row of the table.
+      kept, factor: how many of 2^32 random numbers keep an entry, and what those are multiplied by.
+    """
+
+    present: frozenset[str]
+    many: frozenset[str] = frozenset()
+    softcap: float = 0.0
+    range: int = 0
+    kept: int = 0
+    factor: float = 0.0
+
+    @property
+    def flags(self) -> int:
+        """The bits of enum TermFlag, in the same order."""
+        bits = [name in self.present for name in ("slopes", "table", "segments", "offset", "seeds")]
+        bits += [name in self.many for name in TERM_ARRAYS]
+        return sum(1 << i for i, bit in enumerate(bits) if bit)
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """The kernels' arguments after all others."""
+        return _bits(self.softcap), _bits(self.factor), self.range, self.kept, self.flags
+
+
+TERM_ARRAYS = ("slopes", "table", "query_segments", "key_segments", "offset", "seeds")
+
+
+def term_pointers(wide: str) -> list[str]:
+    """The C++ types of `TERM_ARRAYS`."""
+    return [wide, wide, "int", "int", "int", "unsigned"]
+
+
+def _bits(number: float) -> int:
+    """A float64 as an int64."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
 def checked(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) -> int:
     """Checks that the schedule takes the problem; returns V, 1 for formats without vectors."""
     schedule.check_depth(shapes.value_depth)
@@ -67,7 +114,6 @@ def types(problem: Problem) -> tuple[str, str]:
 def scalars(problem: Problem, shapes: AttentionShapes, scale: float) -> tuple[int, ...]:
     """The kernels' arguments after the pointers."""
     (m, keys), length = problem.shape, problem.vector_length or 1
-    bits = int(struct.unpack("<q", struct.pack("<d", scale))[0])
     return (
         m,
         keys,
@@ -77,6 +123,6 @@ def scalars(problem: Problem, shapes: AttentionShapes, scale: float) -> tuple[in
         shapes.value_depth,
         problem.nnz // length,
         shapes.batch,
-        bits,
+        _bits(scale),
         shapes.flags,
     )

@@ -6,6 +6,8 @@ same kernels), float32, bfloat16 and float16, with and without a permutation if 
 one. Many problems share a kernel. Kernels for float64 and for schedules that a caller names are
 compiled where they run.
 
+Vectors of edges (values [nnz, n]): the same for n that are powers of two from 8 on.
+
 For column vectors of 2, 4, 8 and 16 rows: spmm, its transpose (for whole vectors) and sddmm, with
 one column or with 64 and more, a multiple of what one load brings, and block rows of some 32
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
@@ -25,6 +27,7 @@ from functools import cache, partial
 from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.launch import attention as attention_cuda
 from sgap_jax.launch import attention_shapes
+from sgap_jax.launch import gsddmm as gsddmm_cuda
 from sgap_jax.launch import gspmm as gspmm_cuda
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sddmm as sddmm_cuda
@@ -53,8 +56,17 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_arg_gather_to_x": ("gspmm", gspmm_cuda.arg_gather_to_x_plan),
     "gspmm_arg_gather_to_values": ("sddmm", gspmm_cuda.arg_gather_to_values_plan),
     "gspmm_arg_gather": ("gspmm", lambda problem, _: gspmm_cuda.arg_gather_plan(problem)),
+    "gspmm_vectors": (
+        "gspmm",
+        partial(gspmm_cuda.extremum_plan, add=False, minimum=False, vectors=True),
+    ),
+    "gspmm_sums": ("gspmm", gspmm_cuda.sums_plan),
+    "gsddmm": ("sddmm", gsddmm_cuda.entries_plan),
 }
 
+# The names of vectors of edges, and their numbers of columns.
+OF_EDGES = ("gspmm_vectors", "gspmm_sums", "gsddmm")
+EDGE_COLUMNS = (8, 16, 32, 64, 128, 256)
 # The names whose kernels take column vectors too.
 ON_VECTORS = ("sparse_softmax", "sparse_softmax_jacobian")
 # The names for tiles of column vectors, and the operation of each.
@@ -91,9 +103,11 @@ ATTENTION_DEPTHS = (64, 128)
 _ROWS = 10_000
 
 
-def default_problems(op: str, formats: Sequence[Format] = (CSR,)) -> Iterator[Problem]:
+def default_problems(
+    op: str, formats: Sequence[Format] = (CSR,), columns: Sequence[int] = COLUMNS
+) -> Iterator[Problem]:
     """Problems whose default points are, together, all that a wheel carries for an operation."""
-    columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
+    columns = columns if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
     sizes = (columns, DTYPES, ROW_LENGTHS, permuted, formats)
     for n, dtype, length, through, format in itertools.product(*sizes):
@@ -143,7 +157,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
 def _point_calls(name: str) -> Iterator[KernelCall]:
     op, plan = LAUNCH_PLANS[name]
     vectors = tuple(map(CVS, VECTOR_LENGTHS)) if name in ON_VECTORS else ()
-    for problem in default_problems(op, (CSR, *vectors)):
+    columns = EDGE_COLUMNS if name in OF_EDGES else COLUMNS
+    for problem in default_problems(op, (CSR, *vectors), columns):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
         yield plan(problem, point)

@@ -1,5 +1,6 @@
-"""Launch plans of gspmm with a maximum or minimum and of its derivatives, from points of the
-atomic-parallelism space (cuda/gspmm: gspmm.cuh, gspmm_arg_gather.cuh, gspmm_nnz.cuh).
+"""Launch plans of gspmm with a maximum or minimum and of its derivatives, and of its sums where the
+values are vectors, from points of the atomic-parallelism space (cuda/gspmm: gspmm.cuh,
+gspmm_arg_gather.cuh, gspmm_nnz.cuh).
 
 Points of rows are one launch. Points of nonzeros are two (`places` is not None): the first leaves
 partial results of the rows that several windows of nonzeros have, which `merge_plan` combines.
@@ -37,6 +38,7 @@ def extremum_plan(
     *,
     add: bool,
     minimum: bool,
+    vectors: bool = False,
     batches: Sequence[int] = (1, 1),
 ) -> KernelCall:
     """The launch that computes the extremum of each row's messages and its position.
@@ -52,18 +54,49 @@ def extremum_plan(
       schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       add: messages are x + value, else x * value; an argument of the kernel, as is `minimum`.
       minimum: the extremum is the minimum, else the maximum.
+      vectors: values are [Bv, nnz, n], one for each column.
       batches: (Bv, Bx), each 1 or the batch.
     """
     schedule = for_kernels(schedule, problem.op)
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
-    strides = _strides(batches, (problem.nnz, k * n))
+    strides = _strides(batches, (problem.nnz * (n if vectors else 1), k * n))
     scalars = [m, n, *strides, problem.batch, int(add), int(minimum), problem.nnz]
     pointers = [reads, _INDEX, _INDEX, _INDEX, reads, operand, "int"]
     header, kernel = "gspmm.cuh", "GspmmRowKernel"
     if (count := places(problem, schedule)) is not None:
         header, kernel = "gspmm_nnz.cuh", "GspmmNnzKernel"
         pointers += [_wide(problem), "int"]
+        scalars.append(count)
+    return KernelCall.of(
+        header,
+        kernel,
+        [operand, *_walks(problem, schedule), *[True] * vectors],
+        pointers,
+        scalars,
+        blocks=_blocks(problem, schedule),
+        threads=schedule.block_size,
+        batch=problem.batch,
+    )
+
+
+def sums_plan(
+    problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1)
+) -> KernelCall:
+    """The launch that sums the products of vectors [Bv, nnz, n] and rows of x.
+
+    Inputs as in `extremum_plan`. Output: [batch, m, n]; of two launches also the sums of the parts,
+    [batch, places, n] in the accumulator's dtype (`merge_plan` without a minimum).
+    """
+    schedule = for_kernels(schedule, problem.op)
+    (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
+    reads = f"const {operand}"
+    scalars = [m, n, *_strides(batches, (problem.nnz * n, k * n)), problem.batch, problem.nnz]
+    pointers = [reads, _INDEX, _INDEX, _INDEX, reads, operand]
+    header, kernel = "gspmm.cuh", "GspmmSumsKernel"
+    if (count := places(problem, schedule)) is not None:
+        header, kernel = "gspmm_nnz.cuh", "GspmmSumsNnzKernel"
+        pointers.append(_wide(problem))
         scalars.append(count)
     return KernelCall.of(
         header,
@@ -122,7 +155,7 @@ def merge_plan(
 
     Args:
       problem, schedule: of the first launch.
-      minimum: what `extremum_plan` had; None after `arg_gather_to_x_plan`.
+      minimum: what `extremum_plan` had; None after `arg_gather_to_x_plan` and `sums_plan`.
     """
     count, (m, _), n = places(problem, schedule), problem.shape, problem.n
     assert count is not None

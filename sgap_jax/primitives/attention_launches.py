@@ -9,6 +9,7 @@ import jax
 
 from sgap_jax.formats.row_statistics import RowStatistics
 from sgap_jax.launch.attention import (
+    check_terms,
     forward_plan,
     keys_backward_plan,
     keys_merge_plans,
@@ -20,7 +21,7 @@ from sgap_jax.launch.attention import (
     rows_work,
 )
 from sgap_jax.launch.attention_octet import PIECES_BY_KEYS
-from sgap_jax.launch.attention_shapes import AttentionShapes
+from sgap_jax.launch.attention_shapes import TERM_ARRAYS, AttentionShapes, AttentionTerms
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_pieces import WorkList
 from sgap_jax.primitives._define import (
@@ -33,12 +34,15 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives._row_pieces import lowered_work_list
 from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import (
+    STRUCTURE,
     Backward,
+    Composition,
     Forward,
     absent,
     data,
     delta,
     has_terms,
+    kept_numbers,
     no_array,
     of_kernel,
 )
@@ -62,19 +66,18 @@ def forward(
     statistics: Statistics = None,
 ) -> Any:
     """attention_p as one launch, or two where long rows are cut; None where its schedule is
-    `Unfused`, and for terms that the kernels do not know."""
+    `Unfused`."""
     avals = Forward(*ctx.avals_in)
-    if has_terms(avals, softcap):
-        return None
+    terms = _terms(avals, softcap, dropout)
     named = dict(zip(Forward._fields, data(avals), strict=False))
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile = _tile(schedule, problem, shapes, statistics, 0)
+    tile = _tile(schedule, problem, shapes, statistics, 0, terms)
     if tile is None:
         return None
-    call = forward_plan(problem, tile, shapes, scale)
-    given, types = of_kernel(Forward, operands), of_kernel(Forward, avals)
+    call = forward_plan(problem, tile, shapes, scale, terms)
+    given, types = (of_kernel(Forward, x, terms is not None) for x in (operands, avals))
     if (work := rows_work(problem, tile)) is None:
         return launch_lowering(ctx, call, given, types)
     *dense, offsets, indices = given
@@ -109,11 +112,10 @@ def backward(
     statistics: Statistics = None,
 ) -> Any:
     """attention_backward_p as two launches, one by rows and one by keys, and one more for each
-    gradient of which long rows are cut; None where its schedule is `Unfused`, and for terms that
-    the kernels do not know."""
+    gradient of which long rows are cut; None where its schedule is `Unfused`. The gradients of
+    slopes and a table are sums of those of the scores, in plain JAX."""
     x, avals = Backward(*operands), Backward(*ctx.avals_in)
-    if has_terms(avals, softcap):
-        return None
+    terms = _terms(avals, softcap, dropout)
     sizes = joint_batch(*(a.shape[0] for a in (avals.dout, avals.out, avals.dlse)))
     deltas = jax.core.ShapedArray((sizes, *avals.lse.shape[1:]), avals.lse.dtype)
     named = {"dout": avals.dout, "delta": deltas, "q": avals.q, "k": avals.k, "v": avals.v}
@@ -121,17 +123,23 @@ def backward(
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile = _tile(schedule, problem, shapes, statistics, 0)
-    by_keys = _tile(schedule, problem, shapes, statistics, 1)
+    tile, by_keys = (_tile(schedule, problem, shapes, statistics, i, terms) for i in range(2))
     if tile is None or by_keys is None:
         return None
     inner = ctx.replace(avals_out=[deltas])
     of_delta = (x.dout, x.out, x.dlse), (avals.dout, avals.out, avals.dlse)
     (found,) = jax_lowering(inner, delta, *of_delta)
     dense = [x.dout, found, x.q, x.k, x.v, x.bias, x.lengths, x.lse]
-    dq, dk, dv, dbias, *terms = ctx.avals_out
+    dq, dk, dv, dbias, *of_terms = ctx.avals_out
     of_dense = [*named.values()]
-    call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
+    if terms is not None:
+        dense += [getattr(x, name) for name in TERM_ARRAYS]
+        of_dense += [getattr(avals, name) for name in TERM_ARRAYS]
+    wrt_scores = wrt_bias or wrt_terms
+    if wrt_scores:
+        stored = (indices.shape[0],) if vector_length is None else (indices.shape[0], vector_length)
+        dbias = dbias.update(shape=(shapes.batch, shapes.heads, *stored))
+    call = rows_backward_plan(problem, tile, shapes, scale, wrt_scores, terms)
     work = rows_work(problem, tile)
     merges = [] if work is None else [rows_merge_plan(problem, tile, shapes)]
     arrays = (x.row_offsets, x.column_indices), (avals.row_offsets, avals.column_indices)
@@ -139,7 +147,7 @@ def backward(
     of_sums = [(sums, problem.n)]
     rows = _merged(ctx, call, (dense, of_dense), arrays, [dq, dbias], work, merges, of_sums)
 
-    call = keys_backward_plan(problem, by_keys, shapes, scale)
+    call = keys_backward_plan(problem, by_keys, shapes, scale, terms)
     work = keys_work(problem, by_keys, shapes)
     plans = () if work is None else keys_merge_plans(problem, by_keys, shapes)
     transposed = (
@@ -149,7 +157,20 @@ def backward(
     group = keys_of_piece(problem, by_keys, shapes)
     of_sums = [(group * shapes.key_heads, depth) for depth in (problem.n, shapes.value_depth)]
     keys = _merged(ctx, call, (dense, of_dense), transposed, [dk, dv], work, plans, of_sums, group)
-    return [rows[0], *keys, rows[1], *nothing(ctx, terms)]
+    ds = rows[1] if wrt_bias else nothing(ctx, ctx.avals_out[3:4])[0]
+    if not wrt_terms:
+        return [rows[0], *keys, ds, *nothing(ctx, of_terms)]
+
+    def summed(i: int, ds: Any, *operands: Any) -> Any:
+        params: dict = dict(shape=shape, vector_length=vector_length, checked=True, scale=scale)
+        params |= dict(is_causal=is_causal, softcap=softcap, dropout=dropout, schedule=None)
+        of = Composition(operands[-STRUCTURE:], **params)
+        return of.of_terms(ds, Backward(*operands))[i]
+
+    given = (rows[1], *operands), (dbias, *ctx.avals_in)
+    inner = [ctx.replace(avals_out=[aval]) for aval in of_terms]
+    of_all = [jax_lowering(own, partial(summed, i), *given)[0] for i, own in enumerate(inner)]
+    return [rows[0], *keys, ds, *of_all]
 
 
 def nothing(ctx: Any, avals: Sequence) -> list:
@@ -207,17 +228,42 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
     )
 
 
+def _terms(avals: Forward | Backward, softcap: float, dropout: float) -> AttentionTerms | None:
+    if not has_terms(avals, softcap):
+        return None
+    arrays = {name: getattr(avals, name) for name in TERM_ARRAYS}
+    present = {name for name, x in arrays.items() if not absent(x)}
+    if {"query_segments", "key_segments"} <= present:
+        present.add("segments")
+    kept, factor = kept_numbers(dropout)
+    return AttentionTerms(
+        present=frozenset(present),
+        many=frozenset(name for name in present & {*arrays} if arrays[name].shape[0] != 1),
+        softcap=softcap,
+        range=arrays["table"].shape[2] if "table" in present else 0,
+        kept=kept,
+        factor=factor,
+    )
+
+
 def _tile(
     schedule: Schedule | None,
     problem: Problem,
     shapes: AttentionShapes,
     statistics: Statistics,
     axis: int,
+    terms: AttentionTerms | None,
 ) -> AttentionTile | None:
     """The tile by rows (axis 0) or by keys (1), which must have lanes for the wider of k and v."""
     rows = None if statistics is None else statistics[axis]
     widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth), rows=rows)
     tile = resolve(schedule, widest, AttentionTile, Unfused)
+    if terms is not None and isinstance(tile, AttentionTile):
+        if schedule is not None:
+            check_terms(tile)
+        tile = dataclasses.replace(tile, octet=False, chunk=None)
+        tile.check(widest)
+        return tile
     if not isinstance(tile, AttentionTile):
         return None
     if axis == 1 and rows is not None and tile.octet_backward(problem.n, shapes.value_depth):

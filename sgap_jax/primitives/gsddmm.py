@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
+from sgap_jax.launch.gsddmm import entries_plan
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -24,6 +25,7 @@ from sgap_jax.primitives._define import (
     ffi_lowering,
     is_linear_operand,
     joint_batch,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -39,7 +41,7 @@ from sgap_jax.primitives.gspmm import OPS, Op, check_choice, gsddmm_p, gspmm_p
 from sgap_jax.primitives.row_reduce import check_entry_values
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 
 @overload
@@ -93,8 +95,7 @@ def gsddmm(
       values: [nnz, d] with `reduce=None`, in the order of A.values.
       op: "mul" (an `sddmm`), "add" (with one feature the logits of GAT), "sub", "div" (a product
         with the rounded 1 / Y) or "copy" (X alone; Y is not read).
-      reduce: "sum", or None for vectors, for which A is in CSR, CSC or COO; on CUDA they run in
-        plain JAX.
+      reduce: "sum", or None for vectors, for which A is in CSR, CSC or COO.
       schedule: how to run, or its text, as for `sddmm`; None lets `choose_schedule` pick.
 
     Returns:
@@ -275,15 +276,27 @@ def _compact(x: Any, y: Any, *arrays: Any, shape: Any, **params: Any) -> Any:
     )
 
 
+def _problem(ctx: Any, shape: tuple[int, int], platform: str) -> Problem:
+    (out,) = ctx.avals_out
+    batch, nnz, n = out.shape
+    return Problem("sddmm", shape, nnz, n, batch, out.dtype.name, platform=platform)
+
+
 def _cpu(
     ctx: Any, x: Any, y: Any, *arrays: Any, shape: Any, checked: bool, add: bool, schedule: Any
 ) -> Any:
-    (out,) = ctx.avals_out
-    batch, nnz, n = out.shape
-    problem = Problem("sddmm", shape, nnz, n, batch, out.dtype.name)
-    tile = resolve(schedule, problem, CpuTile)
+    tile = resolve(schedule, _problem(ctx, shape, "cpu"), CpuTile)
     operands = (*arrays[:2], x, y)
     return ffi_lowering("sgap_gsddmm_csr_v1", ctx, operands, add=add, chunk_nonzeros=tile.nonzeros)
+
+
+def _cuda(
+    ctx: Any, x: Any, y: Any, *arrays: Any, shape: Any, checked: bool, add: bool, schedule: Any
+) -> Any:
+    problem, (left, right, *avals) = _problem(ctx, shape, "cuda"), ctx.avals_in
+    point = resolve(schedule, problem, AtomicParallelism)
+    call = entries_plan(problem, point, add=add, batches=(left.shape[0], right.shape[0]))
+    return launch_lowering(ctx, call, (*arrays[:2], x, y), (*avals[:2], left, right))
 
 
 def _jvp(primals: Any, tangents: Any, *, add: bool, **params: Any) -> tuple:
@@ -319,6 +332,7 @@ define(
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
+    cuda=_cuda,
     compact=_compact,
     jvp=_jvp,
     transpose=_transpose,

@@ -12,7 +12,7 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
-from sgap_jax.launch.gspmm import extremum_plan, merge_plan, places
+from sgap_jax.launch.gspmm import extremum_plan, merge_plan, places, sums_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -81,7 +81,7 @@ def gspmm(
         `schedule=Reference()`).
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n], in place of A.values and in their
-        order. The messages are not stored; vectors run in plain JAX on CUDA.
+        order. The messages are not stored.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
@@ -350,23 +350,35 @@ def _cuda(
     sums: bool = False,
     statistics: tuple | None = None,
 ) -> Any:
-    if ctx.avals_in[0].ndim == 3:
-        return None  # no kernel of values that are vectors
+    values, *avals = ctx.avals_in
+    vectors = values.ndim == 3
     problem, operands, avals = kernel_operands(
-        "gspmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
+        "gspmm",
+        (values.update(shape=values.shape[:2]), *avals),
+        operands,
+        shape,
+        transpose,
+        "cuda",
+        statistics,
     )
+    avals = (values, *avals[1:])
     point = resolve(schedule, problem, AtomicParallelism)
-    batches = (avals[0].shape[0], avals[-1].shape[0])
-    call = extremum_plan(problem, point, add=add, minimum=minimum, batches=batches)
+    batches = (values.shape[0], avals[-1].shape[0])
     out = ctx.avals_out[0]
     results = [out, out.update(dtype=jnp.dtype(jnp.int32))]
+    if sums:
+        call, results = sums_plan(problem, point, batches), results[:1]
+    else:
+        how: dict = dict(add=add, minimum=minimum, vectors=vectors, batches=batches)
+        call = extremum_plan(problem, point, **how)
     if (count := places(problem, point)) is None:
         return launch_lowering(ctx, call, operands, avals, results)[: 1 + positions]
     parts = [x.update(shape=(problem.batch, count, problem.n)) for x in results]
     parts[0] = parts[0].update(dtype=jnp.dtype(accumulator(out.dtype)))
-    *found, partial, at = launch_lowering(ctx, call, operands, avals, [*results, *parts])
-    merge = merge_plan(problem, point, minimum=minimum)
-    operands, avals = (partial, at, operands[1], *found), (*parts, avals[1], *results)
+    found = launch_lowering(ctx, call, operands, avals, [*results, *parts])
+    found, partial = found[: len(results)], found[len(results) :]
+    merge = merge_plan(problem, point, minimum=None if sums else minimum)
+    operands, avals = (*partial, operands[1], *found), (*parts, avals[1], *results)
     return launch_lowering(ctx, merge, operands, avals, results)[: 1 + positions]
 
 

@@ -29,7 +29,7 @@ from sgap_jax import (
     spmm,
 )
 from sgap_jax.launch import attention, gspmm, launch, nvrtc
-from sgap_jax.launch.attention_shapes import AttentionShapes
+from sgap_jax.launch.attention_shapes import AttentionShapes, AttentionTerms
 from sgap_jax.launch.defaults import NAMES, default_calls
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_reduce import launch_plan as row_plan
@@ -72,6 +72,7 @@ def besides_the_defaults():
     )
     yield gspmm.extremum_plan(messages, nonzeros, add=False, minimum=False)
     yield gspmm.arg_gather_to_x_plan(messages, nonzeros)
+    yield gspmm.sums_plan(messages, nonzeros)
     yield gspmm.merge_plan(messages, nonzeros, minimum=False)
     yield gspmm.merge_plan(messages, nonzeros)
     sampled = dataclasses.replace(entries, op="sddmm")
@@ -89,6 +90,11 @@ def besides_the_defaults():
         yield attention.rows_backward_plan(problem, tile, shapes, 0.1, False)
         yield attention.keys_backward_plan(problem, tile, shapes, 0.1)
     yield spmm_plan(OCTETS, OctetTile(8, chunk=64))
+    asked = dataclasses.replace(entries, op="attention", batch=4)
+    tile, terms = AttentionTile(16), AttentionTerms(frozenset(["slopes", "seeds"]), softcap=2.0)
+    yield attention.forward_plan(asked, tile, shapes, 0.1, terms)
+    yield attention.rows_backward_plan(asked, tile, shapes, 0.1, False, terms)
+    yield attention.keys_backward_plan(asked, tile, shapes, 0.1, terms)
 
 
 @functools.cache

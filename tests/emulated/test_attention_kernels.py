@@ -105,7 +105,7 @@ def test_a_far_row_is_not_a_near_one(kernel):
     [
         ("attention.cuh", "own[i] * mine + other[i] * theirs", "own[i] + other[i]"),
         ("attention.cuh", "(step * kShare + share) * kAtOnce", "step * kAtOnce"),
-        ("attention.cuh", "Size(column) <= row + r", "Size(column) < row + r"),
+        ("attention.cuh", "return Size(column) <= row;", "return Size(column) < row;"),
         ("attention.cuh", "values[i] *= factor;", ""),
         (
             "attention.cuh",
@@ -116,7 +116,7 @@ def test_a_far_row_is_not_a_near_one(kernel):
         ("attention.cuh", "return Has(kHasLengths) ?", "return false ?"),
         ("attention_backward.cuh", "kept ? p * (dp - delta)", "kept ? p * dp"),
         ("attention_backward.cuh", "permutation[(entry + a) / kLength]", "(entry + a) / kLength"),
-        ("attention_backward.cuh", "column <= rows[a]", "true"),
+        ("attention_backward.cuh", "of_head.Sees(rows[a], Index(column))", "true"),
         ("attention_backward.cuh", "MergeShares<kGroup, kShare, kBlock>(of_value, AddAll());", ""),
         ("attention_backward.cuh", "entry += kShare * kAtOnce", "entry += kAtOnce"),
     ],

@@ -13,7 +13,13 @@ from launched_axpy import CUBIN, FakeCompiler
 from sgap_jax import Problem, Schedule, choose_schedule
 from sgap_jax.launch import launch, precompiled
 from sgap_jax.launch.cache import Cubin, CubinCache, decode_entry
-from sgap_jax.launch.defaults import DTYPES, LAUNCH_PLANS, default_calls
+from sgap_jax.launch.defaults import (
+    DTYPES,
+    EDGE_COLUMNS,
+    LAUNCH_PLANS,
+    OF_EDGES,
+    default_calls,
+)
 from sgap_jax.launch.kernel_call import KernelCall, header_folder, included_headers
 from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.problem import TILED
@@ -116,6 +122,7 @@ def test_a_checkout_has_none():
 def test_the_default_points_of_other_problems_are_among_the_calls(name):
     (op, plan), calls = LAUNCH_PLANS[name], default_calls(name)
     widths = (1, 2, 3, 7, 30, 64, 100, 255, 300, 1000, 4097) if op in (*TILED, "sddmm") else (1,)
+    widths = EDGE_COLUMNS if name in OF_EDGES else widths
     lengths = (0, 0.3, 1, 3, 5, 12, 100, 1000)
     for n, length, dtype in itertools.product(widths, lengths, DTYPES):
         nnz = int(1000 * length)

@@ -101,6 +101,11 @@ def cases():
     def attention(A, q, k, v):
         return sparse_attention(q, k, v, A)
 
+    def with_terms(A, q, k, v):
+        options = dict(softcap=20.0, alibi_slopes=jnp.linspace(0.1, 0.8, 8), query_offset=3)
+        options |= dict(segment_ids=jnp.arange(512) // 128, dropout_rate=0.1, dropout_rng=0)
+        return sparse_attention(q, k, v, A, **options)
+
     def three_steps(A, q, k, v):
         return spmm(sparse_softmax(sddmm(A, q, k), scale=0.125), v)
 
@@ -139,8 +144,15 @@ def cases():
         "gspmm max": Case(messages(op="mul", reduce="max"), csr, (like(csr), shape(K, N))),
         "gspmm mean": Case(messages(op="sub", reduce="mean"), csr, (like(csr), shape(K, N))),
         "gsddmm": Case(lambda A, x, y: gsddmm(A, x, y, op="add").values, csr, (shape(M), shape(K))),
+        "gspmm of edge vectors": Case(
+            lambda A, V, X: gspmm(A, X, values=V), csr, (shape(csr.nnz, N), shape(K, N))
+        ),
+        "gsddmm of vectors": Case(
+            lambda A, X, Y: gsddmm(A, X, Y, reduce=None), csr, (shape(M, N), shape(K, N))
+        ),
         "attention": Case(attention, window, heads(8, jnp.float32)),
         "attention vectors": Case(attention, window_of_vectors, heads(2, half)),
+        "attention with terms": Case(with_terms, window, heads(8, jnp.float32)),
         "attention in three steps": Case(three_steps, csr, (shape(M, D), shape(K, D), shape(K, D))),
         "einsum": Case(
             lambda A, v, X, Y: einsum("ijk,jr,kr->ir", A.with_values(v), X, Y),
