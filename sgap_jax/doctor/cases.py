@@ -172,7 +172,7 @@ def _edge_vectors(schedule: Schedule, n: int, reduce: str) -> Case:
 
     def run(schedule: Schedule | None) -> tuple:
         A = _array("float32", CSR)
-        of = dict(values=jnp.asarray(V), reduce=reduce, schedule=schedule)
+        of: dict = dict(values=jnp.asarray(V), reduce=reduce, schedule=schedule)
         return (gspmm(A, jnp.asarray(X), **of),)
 
     def expected() -> tuple:
@@ -190,7 +190,7 @@ def _ends(schedule: Schedule, n: int) -> Case:
 
     def run(schedule: Schedule | None) -> tuple:
         A = _array("float32", CSR)
-        of = dict(op="add", reduce=None, schedule=schedule)
+        of: dict = dict(op="add", reduce=None, schedule=schedule)
         return (gsddmm(A, jnp.asarray(X), jnp.asarray(Y), **of),)
 
     def expected() -> tuple:

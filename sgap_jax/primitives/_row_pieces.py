@@ -77,7 +77,7 @@ def _chunk(work: WorkList, lengths: Any) -> Any:
     than `work.whole`."""
     if len(work.chunks) == 1:
         return work.chunk
-    mean, found = jnp.sum(lengths) // max(work.rows, 1), work.chunk
+    mean, found = jnp.sum(lengths) // max(work.rows, 1), jnp.int32(work.chunk)
     for chunk in work.chunks[1:]:  # in descending order
         fits = (jnp.sum(lengths // chunk) <= work.whole) & (chunk >= mean + mean // 4)
         found = jnp.where(fits, jnp.int32(chunk), found)

@@ -105,7 +105,7 @@ class Compiler:
         self.batch = self.split(P("x"))
 
     def programs(self, names):
-        """{name: {way: what was found}}; all ways for sm_90, of what has kernels."""
+        """{name: {way: what was found}}; all ways for sm_90."""
         import programs
 
         found = {}
@@ -117,7 +117,7 @@ class Compiler:
                 "forward": self.compiled(programs.forward(case), case.structure, data),
                 "gradient": self.compiled(programs.gradient(case), case.structure, data),
             }
-            if self.arch == "sm_90" and case.kernels:
+            if self.arch == "sm_90":
                 of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
                 of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
                 given = case.structure, many, (self.everywhere, self.batch)

@@ -59,7 +59,6 @@ class Case(NamedTuple):
     function: Any  # of (structure, *data)
     structure: SparseArray
     data: tuple  # of the shapes and dtypes of the operands that have gradients
-    kernels: bool = True  # False: plain JAX on CUDA, forward and backward
 
 
 def random(format=None, dtype=jnp.float32, rows=M, columns=K):
@@ -144,12 +143,6 @@ def cases():
         "gspmm max": Case(messages(op="mul", reduce="max"), csr, (like(csr), shape(K, N))),
         "gspmm mean": Case(messages(op="sub", reduce="mean"), csr, (like(csr), shape(K, N))),
         "gsddmm": Case(lambda A, x, y: gsddmm(A, x, y, op="add").values, csr, (shape(M), shape(K))),
-        "gspmm of edge vectors": Case(
-            lambda A, V, X: gspmm(A, X, values=V), csr, (shape(csr.nnz, N), shape(K, N))
-        ),
-        "gsddmm of vectors": Case(
-            lambda A, X, Y: gsddmm(A, X, Y, reduce=None), csr, (shape(M, N), shape(K, N))
-        ),
         "attention": Case(attention, window, heads(8, jnp.float32)),
         "attention vectors": Case(attention, window_of_vectors, heads(2, half)),
         "attention with terms": Case(with_terms, window, heads(8, jnp.float32)),
@@ -174,16 +167,13 @@ def cases():
             square,
             (like(square), like(square)),
         ),
-        "gspmm edge vectors": Case(of_edges(), csr, (edges, shape(K, N)), kernels=False),
+        "gspmm edge vectors": Case(of_edges(), csr, (edges, shape(K, N))),
         "gspmm edge vectors, sub": Case(of_edges(op="sub"), csr, (edges, shape(K, N))),
-        "gspmm edge vectors, max": Case(
-            of_edges(reduce="max"), csr, (edges, shape(K, N)), kernels=False
-        ),
+        "gspmm edge vectors, max": Case(of_edges(reduce="max"), csr, (edges, shape(K, N))),
         "gsddmm edge vectors": Case(
             lambda A, X, Y: gsddmm(A, X, Y, reduce=None),
             csr,
             (shape(M, N), shape(K, N)),
-            kernels=False,
         ),
         "gsddmm edge vectors, add": Case(
             lambda A, v, Y: gsddmm(A, None, Y, values=v, op="add", reduce=None),

@@ -20,8 +20,7 @@ OTHERS = ("sm_80", "sm_100")
 A_FEW = ("spmm", "spmm by nonzeros", "spmm vectors", "sddmm vectors", "attention vectors", "top_k")
 
 # Launches of a program: forward, and forward and backward. Under vmap, scan, shard_map and a mesh
-# it has the same ones: a batch is one launch, and the steps of a scan share theirs. What is plain
-# JAX both ways is compiled in these two ways alone.
+# it has the same ones: a batch is one launch, and the steps of a scan share theirs.
 LAUNCHES = {
     "spmm": (1, 3),
     "spmm bfloat16": (1, 3),
@@ -42,8 +41,6 @@ LAUNCHES = {
     "gspmm max": (1, 3),
     "gspmm mean": (2, 4),
     "gsddmm": (1, 3),
-    "gspmm of edge vectors": (1, 3),
-    "gsddmm of vectors": (1, 3),
     "attention": (1, 3),
     "attention vectors": (1, 3),
     "attention with terms": (1, 3),
@@ -53,11 +50,11 @@ LAUNCHES = {
     "spgemm": (1, 3),
     "spgemm in a capacity": (3, 5),
     "top_k": (2, 2),
-    "gspmm edge vectors": (0, 0),
+    "gspmm edge vectors": (1, 3),
     "gspmm edge vectors, sub": (2, 4),
-    "gspmm edge vectors, max": (0, 0),
-    "gsddmm edge vectors": (0, 0),
-    "gsddmm edge vectors, add": (0, 2),
+    "gspmm edge vectors, max": (1, 1),
+    "gsddmm edge vectors": (1, 3),
+    "gsddmm edge vectors, add": (1, 3),
     "aggregate": (1, 2),
     "aggregate max": (1, 2),
     "row_max edge vectors": (1, 4),
@@ -78,10 +75,8 @@ COLLECTIVES = {
 }
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "spgemm in a capacity", "top_k")
-PLAIN += tuple(name for name, launches in LAUNCHES.items() if launches == (0, 0))
-# The same, of two index arrays of the transpose of blocks and of gathered rows; in a scan XLA takes
-# the zeros out of it.
-SCATTERS = {"spmm blocks": 2, "gsddmm edge vectors, add": 1}
+# The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
+SCATTERS = {"spmm blocks": 2}
 
 
 @functools.cache
@@ -124,7 +119,7 @@ def test_a_program(name):
     expected = {way: gradient for way in of} | {"forward": forward}
     assert {way: one["launches"] for way, one in of.items()} == expected
     assert {way: one["apart"] for way, one in of.items()} == dict.fromkeys(of, 0)
-    assert len(of) == (6 if any(LAUNCHES[name]) else 2)
+    assert len(of) == 6
     if name not in PLAIN:  # a scan copies its counter
         copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
         if "-jax-" in PLUGIN.name:  # an earlier JAX copies what a step takes in thunks of their own
