@@ -292,7 +292,7 @@ def _key(op: str, rng: Any) -> Any:
     if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         if rng.ndim:
             raise ValueError(f"{expected} keys of shape {list(rng.shape)}")
-    elif rng.dtype != jnp.uint32 or rng.ndim != 1:
+    elif rng.dtype != jnp.uint32 or rng.shape != jax.eval_shape(jax.random.PRNGKey, 0).shape:
         raise ValueError(f"{expected} an array {list(rng.shape)} of {rng.dtype}")
     return rng
 

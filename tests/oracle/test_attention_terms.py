@@ -344,6 +344,7 @@ DROPPED = dict(dropout_rate=0.5)
         (DROPPED | dict(dropout_rng="key"), ValueError, "a PRNG key or an integer, got a str"),
         (DROPPED | dict(dropout_rng=0.5), ValueError, "a PRNG key or an integer, got a float"),
         (DROPPED | dict(dropout_rng=np.ones(2)), ValueError, r"got an array \[2\] of float64"),
+        (DROPPED | dict(dropout_rng=np.ones(3, np.uint32)), ValueError, r"array \[3\] of uint32"),
         (
             DROPPED | dict(dropout_rng=jax.random.split(jax.random.key(0))),
             ValueError,
