@@ -20,6 +20,7 @@ from sgap_jax.primitives import attention_unfused as unfused
 from sgap_jax.primitives._batch import joined, mapped_first, structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
+    as_cotangent,
     at_places,
     batch_rule,
     bind,
@@ -576,12 +577,9 @@ def _tangent_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
 
 def _backward_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
     linear = [i for i in (0, 1) if is_linear_operand(operands[i])]
-    zeros = [
-        jnp.zeros(
-            x.aval.shape if i in linear else x.shape, x.aval.dtype if i in linear else x.dtype
-        )
-        for i, x in enumerate(operands[:2])
-    ]
+    avals = [x.aval if i in linear else jax.typeof(x) for i, x in enumerate(operands[:2])]
+    # Split as the operands are: so results are split as their cotangents.
+    zeros = [as_cotangent(jnp.zeros(x.shape, x.dtype), x) for x in avals]
     # Inside shard_map: of one device, as the cotangents are, or they would be summed over devices.
     zeros = [varying_like(x, *cotangents, *operands[2:]) for x in zeros]
     backward = unfused.by_structure(unfused.backward, Backward)

@@ -295,6 +295,17 @@ def test_shard_map(spec):
     close(step(shared), step(whole), 1e-12)
 
 
+def test_second_derivatives_of_values_that_explicit_axes_split_by_features():
+    """Types alone: the rules did not hold for them."""
+    q, k, v = operands("float32")
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    attend = lambda *x: jnp.sum(jnp.sin(sparse_attention(*x, pattern(None))))
+    first = lambda q: jnp.sum(jax.grad(attend, 1)(q, k, v) ** 2)
+    with jax.set_mesh(mesh):
+        v = jax.device_put(v, P(None, None, None, "x"))
+        assert jax.eval_shape(jax.grad(first), q).shape == q.shape
+
+
 def test_export_and_remat():
     A, (q, k, v) = pattern(8), operands("float32")
     f = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(sparse_attention(*x, A) ** 2)))
