@@ -17,10 +17,14 @@ from sgap_jax.formats.structure import varying_like
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
-from sgap_jax.primitives._batch import joined, mapped_first, structures_of_lowering
+from sgap_jax.primitives._batch import (
+    as_cotangent,
+    joined,
+    mapped_first,
+    structures_of_lowering,
+)
 from sgap_jax.primitives._define import (
     accumulator,
-    as_cotangent,
     at_places,
     batch_rule,
     bind,
