@@ -68,8 +68,10 @@ def scatter_entries(problem: Problem, made: bool) -> tuple[int, int]:
     cores = this_machine().cores
     if not problem.symbolic and problem.permuted and 1 <= problem.n <= _NARROW:
         return problem.n, _narrow_pieces(problem, cores)
-    columns, pieces = scatter(problem, CpuTile()) if made else (0, 0)
-    tasks = problem.batch * pieces * -(-problem.n // max(columns, 1))
+    if problem.symbolic or not made:
+        return 0, 0
+    columns, pieces = scatter(problem, CpuTile())
+    tasks = problem.batch * pieces * -(-problem.n // columns)
     return columns, pieces if problem.n <= 256 and tasks >= cores else 0
 
 

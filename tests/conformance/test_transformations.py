@@ -29,6 +29,7 @@ A = array(CASE, jnp.float32)
 M, K = CASE.shape
 TARGETS = [
     "sgap_spmm_csr_v1",
+    "sgap_spmm_csr_scatter_v1",
     "sgap_sddmm_csr_v1",
     "sgap_sparse_softmax_csr_v1",
     "sgap_sparse_softmax_jacobian_csr_v1",

@@ -380,11 +380,8 @@ CPP = (
         name="causal_mask_within_vectors",
         room="cpu/attention",
         file="cpu/attention/attention_rows.h",
-        text="const int64_t first = args.is_causal && own + 1 < length ? own + 1 : length;",
-        replacement=(
-            "const int64_t first =\n"
-            "        args.is_causal && own + at.lanes < length ? own + at.lanes : length;"
-        ),
+        text="return args.is_causal && own + 1 < length ? own + 1 : length;",
+        replacement="return args.is_causal && own + at.lanes < length ? own + at.lanes : length;",
         breaks="is_causal leaves no key out within the vectors of CVS(V)",
         focus=("tests/oracle/test_attention.py",),
     ),
