@@ -57,6 +57,9 @@ class RepeatedRows {
     if (failures_ > kMostFailures || count == 0 || count > kMost) return;
     const int64_t entries = a_.offsets[row + 1] - a_.offsets[row];
     if (entries == 0 || entries > kMost) return;
+    int64_t products = 0;
+    for (int64_t e = 0; e < entries; ++e) products += Length(a_.indices[a_.offsets[row] + e]);
+    if (products > kMost) return;
     for (int64_t back = 1; back <= 2 && row - back >= first_row_; ++back) {
       if (!Alike(row, row - back)) continue;
       Shape& shape = shapes_[next_];
@@ -126,7 +129,7 @@ class RepeatedRows {
     return true;
   }
 
-  // False where there is no room for the shape, or a product without a column.
+  // False where a product is without a column. There is room, by Note.
   bool Describe(int64_t row, const int32_t* columns, int64_t count, Shape& shape) const {
     const int64_t begin = a_.offsets[row], entries = a_.offsets[row + 1] - begin;
     const int32_t base = Base(row);
@@ -137,7 +140,6 @@ class RepeatedRows {
     int64_t products = 0;
     for (int64_t e = 0; e < entries; ++e) {
       const int64_t k = a_.indices[begin + e], length = Length(k);
-      if (products + length > kMost) return false;
       shape.lengths[e] = int32_t(length);
       for (int64_t q = b_.offsets[k]; q < b_.offsets[k + 1]; ++q) {
         const int32_t column = b_.indices[q];

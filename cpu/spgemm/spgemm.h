@@ -36,7 +36,8 @@ struct SpgemmArgs {
 };
 
 // Products at most of a row whose shape is noted (repeated_rows.h), and bytes for sums and shapes.
-constexpr int64_t kRepeatedRowMost = 1 << 10;
+// Rows of more find their columns in less time than it takes to compare all products.
+constexpr int64_t kRepeatedRowMost = 1 << 8;
 constexpr int64_t kRepeatedRowBytes = kRepeatedRowMost * (8 + 4 * 14) + 64;
 
 // Without a hash table, sums of all columns and whether the row has them. With one, its slots, then
