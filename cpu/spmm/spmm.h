@@ -34,16 +34,15 @@ struct SpmmArgs : ColumnTiles {
   int64_t piece_rows;  // V, of the transpose 1
 };
 
+// Up to so many columns, in one tile, with vectors of one value take a kernel that looks at indices
+// as it goes: a pass over them before would take about as long as the product.
+constexpr int64_t kNarrowScatter = 8;
+
 // The same product with the transpose of column vectors, walked by rows of the matrix:
 //   y[batch, indices[p], :] += sum over v of values[batch, p, v] * x[batch, b V + v, :]
 // for each vector p of block row b. The V rows of x stay in registers, so that a row of y, once
 // loaded, takes V multiply-adds. Block rows are cut into pieces with sums of their own, which are
 // added in order.
-
-// Up to so many columns, in one tile, with vectors of one value take a kernel that looks at indices
-// as it goes: a pass over them before would take about as long as the product.
-constexpr int64_t kNarrowScatter = 8;
-
 struct SpmmScatterArgs {
   Dtype dtype;
   const void* values;      // [batch or 1, vectors, V]

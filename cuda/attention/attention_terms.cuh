@@ -112,6 +112,23 @@ struct AttentionTerms {
   Index range;
   unsigned kept, flags;
 
+  // The numbers as a launch passes them.
+  __device__ AttentionTerms(const A* slopes, const A* table, const Index* query_segments,
+                            const Index* key_segments, const Index* offset, const unsigned* seeds,
+                            long long softcap_bits, long long factor_bits, long long range,
+                            long long kept, long long flags)
+      : slopes(slopes),
+        table(table),
+        query_segments(query_segments),
+        key_segments(key_segments),
+        offset(offset),
+        seeds(seeds),
+        softcap(__longlong_as_double(softcap_bits)),
+        factor(__longlong_as_double(factor_bits)),
+        range(Index(range)),
+        kept(unsigned(kept)),
+        flags(unsigned(flags)) {}
+
   __device__ bool Has(TermFlag flag) const { return flags & flag; }
   __device__ Size Of(TermFlag many, Size batch) const { return Has(many) ? batch : 0; }
 
@@ -149,17 +166,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionTermsKernel(
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const AttentionTerms<A> terms{slopes,
-                                table,
-                                query_segments,
-                                key_segments,
-                                offset,
-                                seeds,
-                                A(__longlong_as_double(softcap_bits)),
-                                A(__longlong_as_double(factor_bits)),
-                                Index(range),
-                                unsigned(kept),
-                                unsigned(term_flags)};
+  const AttentionTerms<A> terms(slopes, table, query_segments, key_segments, offset, seeds,
+                                softcap_bits, factor_bits, range, kept, term_flags);
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
   const unsigned lane = threadIdx.x % kGroup;
   AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
@@ -189,17 +197,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionTermsRowsBackwardKernel(
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const AttentionTerms<A> terms{slopes,
-                                table,
-                                query_segments,
-                                key_segments,
-                                offset,
-                                seeds,
-                                A(__longlong_as_double(softcap_bits)),
-                                A(__longlong_as_double(factor_bits)),
-                                Index(range),
-                                unsigned(kept),
-                                unsigned(term_flags)};
+  const AttentionTerms<A> terms(slopes, table, query_segments, key_segments, offset, seeds,
+                                softcap_bits, factor_bits, range, kept, term_flags);
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
@@ -229,17 +228,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionTermsKeysBackwardKernel(
   using A = Accumulator<T>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const AttentionTerms<A> terms{slopes,
-                                table,
-                                query_segments,
-                                key_segments,
-                                offset,
-                                seeds,
-                                A(__longlong_as_double(softcap_bits)),
-                                A(__longlong_as_double(factor_bits)),
-                                Index(range),
-                                unsigned(kept),
-                                unsigned(term_flags)};
+  const AttentionTerms<A> terms(slopes, table, query_segments, key_segments, offset, seeds,
+                                softcap_bits, factor_bits, range, kept, term_flags);
   const GroupColumn<kGroup, kShare, kBlock> own(column_offsets, call.keys);
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(

@@ -6,6 +6,7 @@ Everything is vectorised; a check of 10 million entries costs a few passes over 
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Sequence
@@ -28,6 +29,23 @@ def check_concrete(x: Any, name: str, what: str, instead: str) -> None:
     """ValueError if x is or contains a tracer; `instead` says what to write."""
     if is_traced(*jax.tree.leaves(x)):
         raise ValueError(f"{what}: {name}: expected a concrete value, got a tracer; {instead}")
+
+
+def check_callable(function: Any, example: Sequence, what: str, advice: str = "") -> None:
+    """ValueError unless a function can be called with as many arguments as the example has, where
+    its signature is known. `advice` is for one that needs four, as a mask_mod of FlexAttention."""
+    if not callable(function):
+        raise ValueError(f"{what}, got a {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind(*example)
+    except TypeError:
+        needed = [p for p in signature.parameters.values() if p.default is p.empty]
+        advised = advice if len(needed) == 4 else ""
+        raise ValueError(f"{what}, got one of {signature}{advised}") from None
 
 
 def check_flag(flag: Any, name: str, what: str) -> bool:

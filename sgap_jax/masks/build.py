@@ -1,13 +1,12 @@
 """Builds masks from the columns of rows, as slices of a table, or from a boolean function."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_concrete, check_nnz
+from sgap_jax.formats.checks import check_callable, check_concrete, check_nnz
 from sgap_jax.formats.levels import CSR, CVS, Format, as_format
 from sgap_jax.masks.ranges import of_blocks
 
@@ -128,7 +127,8 @@ def from_function(
         raise ValueError(f"masks.{op}: f comes first: from_function(f, {f!r})")
     L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)
     (format, length), block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
-    _check_function(op, f)
+    mask_mod = "; of a mask_mod that is lambda i, j: f(0, 0, i, j)"
+    check_callable(f, "ij", f"masks.{op}: f: expected a function of rows and columns", mask_mod)
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)
@@ -161,23 +161,6 @@ def from_function(
         counts += own
     every = np.concatenate([*counts, np.zeros(0, np.int64)])
     return of_block_rows(op, every, np.concatenate(columns), (L, S), format)
-
-
-def _check_function(op: str, f: Any) -> None:
-    """ValueError unless f can be called with two arguments, where its signature is known."""
-    expected = f"masks.{op}: f: expected a function of rows and columns"
-    if not callable(f):
-        raise ValueError(f"{expected}, got a {type(f).__name__}")
-    try:
-        signature = inspect.signature(f)
-    except (TypeError, ValueError):  # of some functions in C
-        return
-    try:
-        signature.bind(0, 0)
-    except TypeError:
-        needed = [p for p in signature.parameters.values() if p.default is p.empty]
-        mask_mod = "; of a mask_mod that is lambda i, j: f(0, 0, i, j)" if len(needed) == 4 else ""
-        raise ValueError(f"{expected}, got one of {signature}{mask_mod}") from None
 
 
 _KNOWN_BLOCK = 64  # rows and columns of a block about which ranges say something

@@ -1,6 +1,5 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -12,7 +11,14 @@ import numpy as np
 from jax import export
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import INT32_MAX, as_array, check_concrete, check_flag, saturated
+from sgap_jax.formats.checks import (
+    INT32_MAX,
+    as_array,
+    check_callable,
+    check_concrete,
+    check_flag,
+    saturated,
+)
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import accumulator
@@ -298,20 +304,8 @@ def _key(op: str, rng: Any) -> Any:
 
 
 def check_score_mod(op: str, score_mod: Any) -> None:
-    """ValueError unless it can be called with five arguments, where its signature is known."""
-    expected = f"{op}: score_mod: expected a function (score, b, h, i, j)"
-    if not callable(score_mod):
-        raise ValueError(f"{expected}, got a {type(score_mod).__name__}")
-    try:
-        signature = inspect.signature(score_mod)
-    except (TypeError, ValueError):  # of some functions in C
-        return
-    try:
-        signature.bind(*"sbhij")
-    except TypeError:
-        taken = [p for p in signature.parameters.values() if p.default is p.empty]
-        mask = "; a mask_mod is for masks.from_function" if len(taken) == 4 else ""
-        raise ValueError(f"{expected}, got one of {signature}{mask}") from None
+    what = f"{op}: score_mod: expected a function (score, b, h, i, j)"
+    check_callable(score_mod, "sbhij", what, "; a mask_mod is for masks.from_function")
 
 
 def of_head(terms: dict[str, jax.Array], head: int) -> dict[str, jax.Array]:
