@@ -56,7 +56,9 @@ def scatter_entries(problem: Problem, made: bool) -> tuple[int, int]:
 
     Up to `_NARROW` columns it runs by rows wherever all cores have a piece and its entries are not
     outnumbered by the sums: by columns each value is reached through the permutation, a line of the
-    cache for each.
+    cache for each. Measured on an AMD EPYC (family 25, model 1; two threads), float32, 1 and 8
+    columns of eight matrices: 0.52 to 0.97 of the time by columns, but 1.3 where a mesh has six
+    entries in each column and n = 1; 0.74 in the mean.
 
     Of more columns, if the structure is made by the same program: by columns the program sorts A's
     entries first, at 2 to 3 ns each. By rows it need not, but it loads and stores a row of C for
