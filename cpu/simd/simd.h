@@ -237,6 +237,19 @@ inline void StoreHalves(void* target, uint64_t bits, int count) {
   }
 }
 
+#if defined(__AVX2__)
+// The same of 1 to 8, without a branch: pairs by a masked load, then the last one by itself.
+inline __m128i LoadHalvesMasked(const void* source, int count) {
+  const __m128i pairs = _mm_cmpgt_epi32(_mm_set1_epi32(count / 2), _mm_setr_epi32(0, 1, 2, 3));
+  const __m128i last =
+      _mm_cmpeq_epi16(_mm_set1_epi16(int16_t(count - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+  int16_t bits;
+  std::memcpy(&bits, static_cast<const char*>(source) + 2 * (count - 1), 2);
+  return _mm_blendv_epi8(_mm_maskload_epi32(static_cast<const int*>(source), pairs),
+                         _mm_set1_epi16(bits), last);
+}
+#endif
+
 // The same of an address.
 template <typename T>
 inline const T* KeptPointer(const T* x) {
@@ -281,14 +294,18 @@ inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {
     const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
     const __m256i mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lanes);
     return BitCast<Vector<double, N>>(_mm256_maskload_pd(source, mask));
+  } else if constexpr (sizeof(T) == 2 && (N == 4 || N == 8)) {
+    const __m128i bits = LoadHalvesMasked(source, count);
+    return Load<T, N>(reinterpret_cast<const T*>(&bits));
   }
 #endif
   if constexpr (sizeof(T) == 2 && N % 4 == 0) {
-    uint64_t parts[N / 4];
+    // In a register: a load of a vector whose parts have just been stored waits for all of them.
+    Vector<uint64_t, N / 4> parts;
     for (int i = 0; i < N / 4; ++i, count -= 4) {
       parts[i] = LoadHalves(source + 4 * i, count < 0 ? 0 : count < 4 ? count : 4);
     }
-    return Load<T, N>(reinterpret_cast<const T*>(parts));
+    return Load<T, N>(reinterpret_cast<const T*>(&parts));
   }
   T elements[N] = {};
   for (int i = 0; i < count; ++i) elements[i] = source[i];

@@ -105,20 +105,6 @@ TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   return begun;
 }
 
-// As LoadPartial of 1 to N elements. 16-bit ones are put together in a register: a load of a vector
-// whose halves have just been stored waits for both, and products whose columns do not fill vectors
-// took 6 to 11 times as long (measured on Zen 3).
-template <typename T, int N>
-inline Vector<Accumulator<T>, N> LoadRowTail(const T* x, int count) {
-  if constexpr (sizeof(T) == 2 && N == 8 && kVectorBytes < 64) {
-    const Vector<uint64_t, 2> bits{LoadHalves(x, count < 4 ? count : 4),
-                                   count > 4 ? LoadHalves(x + 4, count - 4) : 0};
-    return Load<T, N>(reinterpret_cast<const T*>(&bits));
-  } else {
-    return LoadPartial<T, N>(x, count);
-  }
-}
-
 // Calls body(x) with the tile's x, whose type is T or Accumulator<T>.
 template <typename T, typename Body>
 void WithOperand(const TileTask& tile, Body&& body) {

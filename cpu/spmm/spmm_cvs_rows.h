@@ -111,7 +111,7 @@ struct VectorRow {
   using Sum = Vector<Accumulator<T>, kWidth>;
 
   static Sum LoadX(const X* x, int i, int tail) {
-    if (kTail && i == kVectors - 1) return LoadRowTail<X, kWidth>(x + i * kWidth, tail);
+    if (kTail && i == kVectors - 1) return LoadPartial<X, kWidth>(x + i * kWidth, tail);
     return Load<X, kWidth>(x + i * kWidth);
   }
 

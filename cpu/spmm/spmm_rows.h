@@ -51,7 +51,7 @@ struct Tile {
     x = KeptPointer(x);
     Sum row[kVectors];
     LoadApart<X, kWidth, kWhole>(x, row);
-    if (kTail) row[kWhole] = LoadRowTail<X, kWidth>(x + kWhole * kWidth, tail);
+    if (kTail) row[kWhole] = LoadPartial<X, kWidth>(x + kWhole * kWidth, tail);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) sums[i] += value * row[i];
   }
