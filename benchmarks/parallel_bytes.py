@@ -13,8 +13,9 @@ dense operand that one device sends in one product (times 4 n for bytes of n col
                  padding: fewer rows cannot travel for that cut (SHIRO, arXiv 2512.20178)
     one_d        of an all-gather
     cagnet       of CAGNET's 1.5D algorithm (Tripathy, Yelick and Buluc, SC 2020), the mean device,
-                 counted from the program of its authors (PASSIONLab/CAGNET, gcn_distr_15d.py), with
-                 the replication c that sends least; its memory is c times as large
+                 counted from the program of its authors (PASSIONLab/CAGNET at d603d53, `broad_func`
+                 of gcn_distr_15d.py), with the replication c that sends least; its memory is c
+                 times as large
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def cagnet(k: int, parts: int) -> tuple[int, int]:
     """(the rows that a device sends on the mean, c) of the replication c that sends least, where
     c^2 divides the parts. A block of c k / P rows is on c devices; those of one column of the
     P / c by c grid get P / c^2 blocks, one after the other, each by a broadcast from the device of
-    the column that has it; an all-reduce of the c results of a row of the grid follows."""
+    the column that has it; an all-reduce of the c results of a row of the grid follows:
+    k / c - k / P rows and 2 (c - 1) k / P."""
     found = []
     for c in range(1, parts + 1):
         if parts % (c * c) == 0:

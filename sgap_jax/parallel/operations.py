@@ -41,7 +41,7 @@ def _operand(
 ) -> tuple[jax.Array, bool]:
     """(x in parts, whether it came so): x has one row for each column or row of A, and one axis of
     features, or none if `features` is 0."""
-    if isinstance(x, SparseArray | PartitionedArray):
+    if isinstance(x, SparseArray | PartitionedArray) or hasattr(x, "todense"):
         raise TypeError(f"parallel.{op}: {name} must be dense, got a {type(x).__name__}")
     x = as_numbers(f"parallel.{op}", name, x)
     A._check_devices(f"parallel.{op}: {name}", x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.part import Cover, GlobalRows, Part, Share
 from sgap_jax.parallel.plan import explanation
 from sgap_jax.parallel.second_axis import Costs, summed_bytes
-from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives._define import OPS_IN_PARTS, accumulator
 
 
 @partial(
@@ -105,6 +105,15 @@ class PartitionedArray:
         return self.own.dtype
 
     @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries of all parts."""
+        return sum(self.entries)
+
+    @property
     def format(self) -> Format:
         """CSR, CVS(V) or BCSR(r, c): of the parts."""
         return self.own.format
@@ -118,6 +127,12 @@ class PartitionedArray:
     def with_values(self, values: tuple[Any, Any]) -> PartitionedArray:
         """The same structure with other `values`. Those that other parts multiply (`cover`) travel
         to them, once: one number for each such entry."""
+        if not isinstance(values, tuple | list) or len(values) != 2:
+            raise ValueError(
+                "PartitionedArray.with_values: expected values of own and of foreign entries, as "
+                f"A.values, got {type(values).__name__}; "
+                "parallel.partition spreads those of the whole matrix"
+            )
         own, foreign = (
             dataclasses.replace(A, values=jnp.asarray(x))
             for A, x in zip((self.own, self.foreign), values, strict=True)
@@ -180,8 +195,66 @@ class PartitionedArray:
             )
         return whole(C).reshape(self.parts * rows, *C.shape[2:])[places]
 
+    __array_ufunc__ = None  # of NumPy's arrays, x @ A and x * A are the ones here
+    __array_priority__ = 100
+
     def __matmul__(self, B: Any) -> jax.Array:
+        """A @ B: `parallel.spmm(A, B)`; of a vector [k], a vector [m]."""
+        if np.ndim(B) == 1:
+            return self._products(jnp.asarray(B)[:, None])[:, 0]
         return self._products(B)
+
+    def __rmatmul__(self, B: Any) -> jax.Array:
+        """B @ A = (A^T B^T)^T for a dense B [r, m], or a vector [m]."""
+        m = self.shape[0]
+        if np.ndim(B) not in (1, 2):
+            raise ValueError(
+                f"B @ PartitionedArray: B: expected [r, {m}] or [{m}], got {list(np.shape(B))}; "
+                "parallel.spmm(A, X, transpose=True) takes an X in parts"
+            )
+        if np.ndim(B) == 1:
+            return self._products(jnp.asarray(B)[:, None], transpose=True)[:, 0]
+        return self._products(jnp.asarray(B).T, transpose=True).T
+
+    def __mul__(self, x: Any) -> PartitionedArray:
+        """A * x for a scalar x; `with_values` takes other values."""
+        return self._scaled("A * x", x, lambda v: v * x)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, x: Any) -> PartitionedArray:
+        """A / x for a scalar x."""
+        return self._scaled("A / x", x, lambda v: v / x)
+
+    def __neg__(self) -> PartitionedArray:
+        return self._scaled("-A", 0, lambda v: -v)
+
+    def _scaled(self, op: str, x: Any, of: Callable[[jax.Array], jax.Array]) -> PartitionedArray:
+        if np.ndim(x):
+            raise TypeError(
+                f"PartitionedArray: {op}: expected a scalar, got {list(np.shape(x))}; "
+                "A.with_values((own, foreign)) takes other values, as A.values has them"
+            )
+        own, foreign = self.values
+        return self.with_values((of(own), of(foreign)))
+
+    def astype(self, dtype: Any) -> PartitionedArray:
+        """The same matrix with values in another dtype."""
+        return self._filled(lambda x: x.astype(dtype))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        # Without this, np.asarray(A) would be an object array that holds A.
+        raise TypeError(
+            f"PartitionedArray is no dense array: {_INSTEAD['todense']} is; sgap_jax.parallel has "
+            f"{', '.join(OPS_IN_PARTS)}"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _INSTEAD:
+                raise AttributeError(f"PartitionedArray.{name}: the nearest is {_INSTEAD[name]}")
+            return object.__getattribute__(self, name)  # raises the property's error, or Python's
 
     def __repr__(self) -> str:
         m, k = self.shape
@@ -434,5 +507,24 @@ def _named(mesh: Any) -> str:
     shape = getattr(mesh, "shape", None)
     return f"a mesh {dict(shape)}" if shape else str(mesh)
 
+
+_BY_A_TRANSPOSE = (
+    "parallel.spmm(A, X, transpose=True), the product with A^T; parallel.partition(whole.T, ...) "
+    "makes parts of the transpose"
+)
+_ONE_BY_ONE = "A.with_values((f(own), f(foreign))) of own, foreign = A.values"
+_INSTEAD = {
+    "T": _BY_A_TRANSPOSE,
+    "transpose": _BY_A_TRANSPOSE,
+    "data": "A.values",
+    "dot": "A @ B",
+    "max": "parallel.row_max(A)",
+    "mean": "parallel.row_sum(A) / A.shape[1]",
+    "multiply": _ONE_BY_ONE,
+    "sum": "parallel.row_sum(A); of columns, jnp.ones(A.shape[0], A.dtype) @ A",
+    "toarray": "A @ jnp.eye(A.shape[1], dtype=A.dtype)",
+    "todense": "A @ jnp.eye(A.shape[1], dtype=A.dtype)",
+}
+"""Names that matrices have elsewhere, and what to write for them."""
 
 _DATA = (SparseArray, jax.Array, Cover, GlobalRows)

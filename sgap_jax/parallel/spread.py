@@ -83,7 +83,8 @@ def partition(
     that are needed; METIS (Karypis and Kumar 1998).
     """
     if not isinstance(A, SparseArray):
-        raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}")
+        made = "; SparseArray.from_scipy(A) is one" if scipy.sparse.issparse(A) else ""
+        raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}{made}")
     parts = _parts_of("partition", mesh, axis, second)
     if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
@@ -170,7 +171,8 @@ def _row_bounds(
     """[parts + 1]: the first row of each part, a multiple of `unit`; `lengths` are the vectors or
     blocks in each row of their grid."""
     if isinstance(rows, str):
-        return bounds_of(rows, lengths.reshape(m // unit, -1).sum(1), parts) * unit
+        of_units = lengths.reshape(-1, unit // tile(format)[0]).sum(1)
+        return bounds_of(rows, of_units, parts) * unit
     bounds = bounds_of(rows, np.zeros(m), parts)
     if (bounds % unit).any():
         raise ValueError(

@@ -235,7 +235,7 @@ def register_lowerings(
     lower = lambda function, *given: plain_lowering(function, True, *given)  # noqa: E731
     rules: list[tuple[str | None, Callable]] = [(None, default), *of_platforms.items()]
     for platform, rule in rules:
-        split = partitioned(primitive, axes, rule, lower)
+        split = partitioned(primitive, axes, rule, lower, mlir.ShardingContext)
         mlir.register_lowering(primitive, split, platform=platform)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -218,22 +218,49 @@ def _as_tuple(part: Any) -> tuple:
     return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
-def _devices(ctx: Any, schedule: Any) -> tuple | None:
-    """The devices that XLA will partition the program for; None where the call stays whole: one
-    device, inside shard_map, in a program to be exported, which cannot hold the rule, or where the
+class _Group(NamedTuple):
+    """The devices that divide a call among them: all of the program; or, inside shard_map over some
+    axes of a mesh (`axis_names`), those along the other axes, a group for each place along the
+    first ones.
+
+    Attributes:
+      devices: as many as a group has.
+      every: those of the program, in its order, where there are several groups.
+      before: the places along the axes of the mesh that come before those of the group.
+    """
+
+    devices: tuple
+    every: tuple = ()
+    before: int = 1
+
+    def mesh(self, parts: Sequence[int], names: Sequence[str]) -> Mesh:
+        """The mesh of the program, whose axes of these names divide a group."""
+        if not self.every:
+            return Mesh(np.array(self.devices).reshape(parts), names)
+        sizes = (self.before, *parts, -1)
+        return Mesh(np.array(self.every).reshape(sizes), ("before", *names, "behind"))
+
+
+def _group(ctx: Any, schedule: Any) -> _Group | None:
+    """The devices among which XLA divides the call; None where it stays whole: one device, inside
+    shard_map over all axes, in a program to be exported, which cannot hold the rule, or where the
     host runs the kernels."""
     module = ctx.module_context
-    count = getattr(module.axis_context, "num_devices", 1)
+    context = module.axis_context
+    within = _rest_of_mesh(context) if getattr(context, "manual_axes", ()) else None
+    count = len(within.devices) if within else getattr(context, "num_devices", 1)
     if count == 1 or _whole.get() or module.lowering_parameters.for_export:
         return None
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
         return None
     if schedule is not None and schedule._host_launches() is not None:
         return None
+    if within:
+        return within
     # A program is lowered without knowing its devices; the rule needs their number and order alone.
-    devices = module.axis_context.device_assignment or _stand_ins(count)
+    devices = context.device_assignment or _stand_ins(count)
     if len(devices) == count:
-        return devices
+        return _Group(devices)
     warnings.warn(
         f"sgap_jax: a program for {count} devices is compiled by a process that has fewer: its "
         "operands are gathered. XLA_FLAGS=--xla_force_host_platform_device_count="
@@ -244,6 +271,22 @@ def _devices(ctx: Any, schedule: Any) -> tuple | None:
     return None
 
 
+def _rest_of_mesh(context: Any) -> _Group | None:
+    """The group of the axes that shard_map leaves to XLA; None where there are none, or others are
+    between them, so that the devices of a group are not those of a mesh."""
+    mesh = context.mesh
+    axes = [(mesh.shape[name], name not in context.manual_axes) for name in mesh.axis_names]
+    left = [i for i, (size, ours) in enumerate(axes) if ours and size > 1]
+    if not left or not isinstance(mesh, Mesh):
+        return None
+    span = axes[left[0] : left[-1] + 1]
+    if any(size > 1 and not ours for size, ours in span):
+        return None
+    every = tuple(mesh.devices.flat)
+    before = math.prod(size for size, _ in axes[: left[0]])
+    return _Group(every[: math.prod(size for size, _ in span)], every, before)
+
+
 def _stand_ins(count: int) -> tuple:
     devices = jax.devices()
     if len(devices) < count and devices[0].platform != "cpu":
@@ -252,25 +295,36 @@ def _stand_ins(count: int) -> tuple:
     return tuple(devices[:count])
 
 
-def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Callable) -> Callable:
+def partitioned(
+    primitive: Primitive,
+    axes: Callable,
+    whole: Callable,
+    lower: Callable,
+    sharding_context: Callable,
+) -> Callable:
     """A lowering that splits the call over the devices of the program.
 
     `axes(operands, results, params)` are the call's, from avals; `whole` is the lowering for one
     device and `lower(function, ctx, operands)` that of plain JAX with several results.
+    `sharding_context(count, devices)` is JAX's description of the devices of a program.
     """
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        devices = _devices(ctx, params["schedule"])
-        if devices is None:
+        group = _group(ctx, params["schedule"])
+        if group is None:
             return whole(ctx, *operands, **params)
         known = axes(ctx.avals_in, ctx.avals_out, params)
-        call = _Call(primitive, known, params, devices, tuple(ctx.module_context.platforms))
+        call = _Call(primitive, known, params, group, tuple(ctx.module_context.platforms))
         alone = call.lowered_alone(ctx.avals_in, params)
         function = custom_partitioning(call.of)
         function.def_partition(
             call.partition, decode_shardings=False, sharding_rule=_sharding_rule(known)
         )
-        context = dataclasses.replace(ctx.module_context.axis_context, device_assignment=devices)
+        context, devices = ctx.module_context.axis_context, group.devices
+        if group.every:  # the groups are programs of their own to the rule
+            context = sharding_context(len(devices), devices)
+        else:
+            context = dataclasses.replace(context, device_assignment=devices)
         module = ctx.module_context.replace(axis_context=context)
         out = list(lower(function, ctx.replace(module_context=module), operands))
         # The program's text, by which JAX keeps executables, says nothing else of what is called.
@@ -320,10 +374,10 @@ class _Call:
     """A call of a primitive, as JAX's custom_partitioning wants it."""
 
     def __init__(
-        self, primitive: Primitive, axes: Axes, params: dict, devices: tuple, platforms: tuple
+        self, primitive: Primitive, axes: Axes, params: dict, group: _Group, platforms: tuple
     ) -> None:
         self.primitive, self.axes, self.params = primitive, axes, params
-        self.devices, self.platforms = devices, platforms
+        self.group, self.devices, self.platforms = group, group.devices, platforms
 
     def lowered_alone(self, avals: Sequence, params: dict) -> str:
         """The text of the call for one device; raises the errors that its lowering does."""
@@ -384,7 +438,7 @@ class _Call:
             every = zip(out, summed, scattered, results, strict=True)
             return [_summed(x, over, each).astype(like.dtype) for x, over, each, like in every]
 
-        return mesh, of_part, made, tuple(given)
+        return self.group.mesh(parts, names), of_part, made, tuple(given)
 
     def _scattered(
         self,

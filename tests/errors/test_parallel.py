@@ -100,6 +100,27 @@ def test_a_whole_matrix_goes_to_the_operation_of_one_device(A, op):
         OPERATIONS[op](A)
 
 
+def test_what_matrices_have_elsewhere(A, mesh):
+    P = parallel.partition(A, mesh, "x")
+    with pytest.raises(AttributeError, match=r"\.T: the nearest is parallel.spmm\(A, X, transpose"):
+        P.T @ jnp.ones((6, 2))
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        P.other  # noqa: B018
+    for made in (np.asarray, jnp.asarray):
+        with pytest.raises(TypeError, match="is no dense array: .* sgap_jax.parallel has gsddmm"):
+            made(P)
+    with pytest.raises(TypeError, match=r"A \* x: expected a scalar, got \[6, 1\]; A.with_values"):
+        np.ones((6, 1)) * P
+    with pytest.raises(ValueError, match=r"expected \[r, 6\] or \[6\], got \[2, 3, 2\]"):
+        jnp.ones((2, 3, 2)) @ P
+    with pytest.raises(ValueError, match="values of own and of foreign entries, as A.values, got"):
+        P.with_values(A.values)
+    with pytest.raises(TypeError, match="must be dense, got a csr_array"):
+        P @ scipy.sparse.csr_array(np.eye(6))
+    with pytest.raises(TypeError, match="got csr_array; SparseArray.from_scipy"):
+        parallel.partition(scipy.sparse.csr_array(np.eye(6)), mesh, "x")
+
+
 def test_other_operations(A, mesh):
     P, ones = parallel.partition(A, mesh, "x"), jnp.ones((6, 2))
     with pytest.raises(ValueError, match=r"sddmm: X: expected \[6, n\] or in parts \[2, 3, n\]"):

@@ -65,6 +65,17 @@ def layer_case(made, shape, call):
     return Case(function, shapes, specs, NOTHING, {"all-reduce": len(leaves)})
 
 
+def within(axis, function, specs, out):
+    """The function inside shard_map over one axis of the mesh, which leaves the other to XLA."""
+
+    def run(*arrays):
+        if jax.sharding.get_abstract_mesh().empty:  # on one device
+            return function(*arrays)
+        return jax.shard_map(function, in_specs=specs, out_specs=out, axis_names={axis})(*arrays)
+
+    return run
+
+
 def cases():
     A = pattern(0)
     V = pattern(1, CVS(4))
@@ -169,6 +180,30 @@ def cases():
             (batch, batch),
             NOTHING,
             NOTHING,
+        ),
+        "spmm within shard_map over another axis, columns": Case(
+            within("y", lambda v, B: each(lambda b: sj.spmm(of(v), b))(B), (P(), P("y")), P("y")),
+            ((A.nnz,), (2, K, 16)),
+            (P(), P("y", None, "x")),
+            NOTHING,
+            {"all-reduce": 2},  # over both axes
+            kinds=("Auto",),
+        ),
+        "sddmm within shard_map over another axis, summed features": Case(
+            within("x", each(lambda X, Y: sj.sddmm(A, X, Y).values), (P("x"), P("x")), P("x")),
+            ((4, M, 8), (4, K, 8)),
+            (P("x", None, "y"),) * 2,
+            SUM,
+            SUM,
+            kinds=("Auto",),
+        ),
+        "attention within shard_map over another axis, heads": Case(
+            within("x", attend, (P("x"),) * 3, P("x")),
+            qkv(4, 4, 2),
+            (P("x", None, "y"),) * 3,
+            NOTHING,
+            NOTHING,
+            kinds=("Auto",),
         ),
         "spmm, batch of structures": Case(
             each(lambda s, B: sj.spmm(select.top_k(s, 3), B)),

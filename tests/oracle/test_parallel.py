@@ -347,6 +347,28 @@ def test_products_of_parts(mesh, shape, options):
     assert A.own.values.sharding.shard_shape(A.own.values.shape)[0] == 1
 
 
+@pytest.mark.tier("test")
+def test_operators(mesh):
+    """Vectors, products from the left, also of NumPy's arrays, scalars and dtypes."""
+    D, rng = graph(9, 14), np.random.default_rng(1)
+    A = parallel.partition(SparseArray.from_dense(D), mesh, "x")
+    x, y = rng.standard_normal((14, 24)), rng.standard_normal((3, 9))
+    assert A._covered(24, x.dtype)  # others multiply, too
+
+    @jax.jit
+    def several(A, x):
+        return -(2 * A * 3 / 12) @ x, A @ x[:, 0], y @ A, y[0] @ A
+
+    expected = -0.5 * D @ x, D @ x[:, 0], y @ D, y[0] @ D
+    for got, want in zip(several(A, x), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    narrow = A.astype(jnp.float32)
+    assert (narrow.dtype, narrow.nnz, narrow.ndim) == (jnp.float32, np.count_nonzero(D), 2)
+    assert narrow.cover.out.values.dtype == jnp.float32
+    nothing = parallel.partition(SparseArray.from_dense(np.zeros((0, 0))), mesh, "x")
+    assert nothing.row_bounds == (0, 0, 0) and nothing.entries == (0, 0)
+
+
 def test_only_needed_rows_are_in_the_program(mesh):
     """A path in two halves: one row each way, and no gather of the operand. The product with own
     columns does not wait for it, nor it for that product, so that a compiler may run both at once
