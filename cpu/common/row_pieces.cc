@@ -19,7 +19,7 @@ namespace sgap {
 namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
-constexpr size_t kKeptBytes = size_t(8) << 20, kKeptInAll = 4 * kKeptBytes;
+constexpr size_t kKeptBytes = size_t(32) << 20, kKeptInAll = 2 * kKeptBytes;
 constexpr size_t kMostSpace = size_t(1) << 32;  // that is kept, address space
 constexpr int64_t kEntriesAtOnce = 1 << 21;     // that are put together when all are there
 

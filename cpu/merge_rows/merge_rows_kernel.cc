@@ -66,7 +66,7 @@ inline void IntersectionOfRow(const MergeRowsArgs& args, int64_t row, Add add) {
   }
 }
 
-#if defined(SGAP_MERGE_LANES)
+#if defined(SGAP_KEY_SORT)
 // Rows of float32 in vectors of 8 or 16 entries. A key is the column, whether the entry is B's, and
 // in the lowest bits which lane of the two vectors that are merged it comes from.
 template <Merge kMerge>
@@ -135,7 +135,7 @@ class VectorMerge {
     L::Keys x = L::Or(L::AndNot(L::Every(kFrom), low.keys), L::Numbers());
     L::Keys y =
         L::Or(L::AndNot(L::Every(kFrom), high.keys), L::Or(L::Numbers(), L::Every(L::kLanes)));
-    L::Merge(x, y);
+    KeySort::MergeTwo(x, y);
     const L::Values first = low.values, second = high.values;
     low = {x, L::Taken(first, x, second)};
     high = {y, L::Taken(first, y, second)};
@@ -177,7 +177,7 @@ void Values(const MergeRowsArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
   const T *a = static_cast<const T*>(args.a_values), *b = static_cast<const T*>(args.b_values);
   T* values = static_cast<T*>(args.values);
-#if defined(SGAP_MERGE_LANES)
+#if defined(SGAP_KEY_SORT)
   if constexpr (std::is_same_v<T, float>) {
     if (VectorMerge<kMerge>::Takes(args)) {
       VectorMerge<kMerge> merge(args);

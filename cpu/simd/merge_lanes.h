@@ -1,8 +1,7 @@
-// Vectors of sorted keys with a float32 value beside each, of 16 lanes with AVX-512 and of 8 with
-// AVX2: merged by bitonic networks (Chhugani et al., VLDB 2008, section 4), shifted by a lane, and
-// stored without the lanes that do not count. Where SGAP_MERGE_LANES is defined, the instruction
-// set has them. The lowest bits of a key are free: while two vectors are merged they say which of
-// their lanes a key comes from.
+// Vectors of sorted keys (key_sort.h) with a float32 value beside each: shifted by a lane, and
+// stored without the lanes that do not count. Where SGAP_KEY_SORT is defined, the instruction set
+// has them. The lowest bits of a key are free: while two vectors are merged they say which of their
+// lanes a key comes from.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +10,17 @@
 #include "cpu/simd/simd.h"
 
 #if defined(SGAP_KEY_SORT)
-#define SGAP_MERGE_LANES 16
-#elif defined(__AVX2__)
-#define SGAP_MERGE_LANES 8
-#endif
-
-#if defined(SGAP_MERGE_LANES)
 namespace sgap::SGAP_ISA {
 namespace {
 
-#if defined(SGAP_KEY_SORT)
+#if SGAP_KEY_SORT == 16
 
-struct MergeLanes {
-  static constexpr int kLanes = 16;
-  using Keys = __m512i;
+struct MergeLanes : KeyLanes {
   using Values = __m512;
   using Mask = __mmask16;
 
   static Mask First(int64_t count) { return Mask((1u << count) - 1); }
-  static Keys Every(int32_t x) { return _mm512_set1_epi32(x); }
+  using KeyLanes::Load, KeyLanes::Store;
   static Keys Load(Mask mask, const int32_t* from) { return _mm512_maskz_loadu_epi32(mask, from); }
   static Values Load(Mask mask, const float* from) { return _mm512_maskz_loadu_ps(mask, from); }
   static Keys Or(Keys x, Keys y) { return _mm512_or_si512(x, y); }
@@ -42,15 +33,12 @@ struct MergeLanes {
   static Keys Down(Keys x) {
     return _mm512_srli_epi32(x, kBits);
   }
+  static Keys Up(Keys x, int bits) { return _mm512_sll_epi32(x, _mm_cvtsi32_si128(bits)); }
+  static Keys Down(Keys x, int bits) { return _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits)); }
   static Keys Numbers() {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
-  // The keys of x that come first in x, the others in y. Both ascend, also before.
-  static void Merge(Keys& x, Keys& y) {
-    y = KeySort::Reversed(y);
-    KeySort::Exchange(x, y);
-    x = KeySort::Merged(x), y = KeySort::Merged(y);
-  }
+  static Keys NumbersFrom(int32_t first) { return _mm512_add_epi32(Every(first), Numbers()); }
   static Values Taken(Values first, Keys keys, Values second) {
     return _mm512_permutex2var_ps(first, keys, second);
   }
@@ -76,6 +64,15 @@ struct MergeLanes {
   static Values Add(Values x, Values y) { return _mm512_add_ps(x, y); }
   static Values Subtract(Values x, Values y) { return _mm512_sub_ps(x, y); }
   static Values Multiply(Values x, Values y) { return _mm512_mul_ps(x, y); }
+  static Values Same(float x) { return _mm512_set1_ps(x); }
+  // x y + 0, as the first product of a sum is rounded.
+  static Values Product(Values x, Values y) { return _mm512_fmadd_ps(x, y, Zero()); }
+  static void Store(float* to, Values x) { _mm512_storeu_ps(to, x); }
+  // from[i] for the lanes of the mask; others are not read.
+  static Values Gather(Mask mask, Keys i, const float* from) {
+    return _mm512_mask_i32gather_ps(Zero(), mask, i, from, 4);
+  }
+  static uint32_t Bits(Mask mask) { return mask; }
 
   // The lanes of the mask, and how many these are; all lanes may be written.
   static int Store(Mask mask, Keys x, Values values, int32_t* to, float* values_to) {
@@ -100,14 +97,12 @@ struct SetBits {
 };
 constexpr SetBits kSetBits;
 
-struct MergeLanes {
-  static constexpr int kLanes = 8;
-  using Keys = __m256i;
+struct MergeLanes : KeyLanes {
   using Values = __m256;
   using Mask = __m256i;
 
   static Mask First(int64_t count) { return _mm256_cmpgt_epi32(Every(int32_t(count)), Numbers()); }
-  static Keys Every(int32_t x) { return _mm256_set1_epi32(x); }
+  using KeyLanes::Load, KeyLanes::Store;
   static Keys Load(Mask mask, const int32_t* from) { return _mm256_maskload_epi32(from, mask); }
   static Values Load(Mask mask, const float* from) { return _mm256_maskload_ps(from, mask); }
   static Keys Or(Keys x, Keys y) { return _mm256_or_si256(x, y); }
@@ -120,13 +115,10 @@ struct MergeLanes {
   static Keys Down(Keys x) {
     return _mm256_srli_epi32(x, kBits);
   }
+  static Keys Up(Keys x, int bits) { return _mm256_sll_epi32(x, _mm_cvtsi32_si128(bits)); }
+  static Keys Down(Keys x, int bits) { return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits)); }
   static Keys Numbers() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
-  static void Merge(Keys& x, Keys& y) {
-    y = _mm256_permutevar8x32_epi32(y, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0));
-    const Keys least = _mm256_min_epu32(x, y);
-    y = _mm256_max_epu32(x, y);
-    x = Merged(least), y = Merged(y);
-  }
+  static Keys NumbersFrom(int32_t first) { return _mm256_add_epi32(Every(first), Numbers()); }
   static Values Taken(Values first, Keys keys, Values second) {
     const Values of_second = _mm256_castsi256_ps(_mm256_slli_epi32(keys, 28));  // the bit for 8
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, keys),
@@ -159,10 +151,18 @@ struct MergeLanes {
   static Values Add(Values x, Values y) { return _mm256_add_ps(x, y); }
   static Values Subtract(Values x, Values y) { return _mm256_sub_ps(x, y); }
   static Values Multiply(Values x, Values y) { return _mm256_mul_ps(x, y); }
+  static Values Same(float x) { return _mm256_set1_ps(x); }
+  static Values Product(Values x, Values y) { return _mm256_fmadd_ps(x, y, Zero()); }
+  static void Store(float* to, Values x) { _mm256_storeu_ps(to, x); }
+  static Values Gather(Mask mask, Keys i, const float* from) {
+    return _mm256_mask_i32gather_ps(Zero(), from, i, _mm256_castsi256_ps(mask), 4);
+  }
+  static uint32_t Bits(Mask mask) {
+    return uint32_t(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+  }
 
   static int Store(Mask mask, Keys x, Values values, int32_t* to, float* values_to) {
-    return StoreBits(uint32_t(_mm256_movemask_ps(_mm256_castsi256_ps(mask))), x, values, to,
-                     values_to);
+    return StoreBits(Bits(mask), x, values, to, values_to);
   }
   // As Store, of a mask of 8 bits.
   static int StoreBits(uint32_t bits, Keys x, Values values, int32_t* to, float* values_to) {
@@ -170,19 +170,6 @@ struct MergeLanes {
     _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(x, set));
     _mm256_storeu_ps(values_to, _mm256_permutevar8x32_ps(values, set));
     return __builtin_popcount(bits);
-  }
-
- private:
-  // A bitonic sequence of 8 keys in order.
-  static Keys Merged(Keys x) {
-    x = Pairs<0xf0>(x, _mm256_permute2x128_si256(x, x, 1));
-    x = Pairs<0xcc>(x, _mm256_shuffle_epi32(x, 0x4e));
-    return Pairs<0xaa>(x, _mm256_shuffle_epi32(x, 0xb1));
-  }
-  // The lesser of each pair stays below; `upper` lanes are above.
-  template <int kUpper>
-  static Keys Pairs(Keys x, Keys partner) {
-    return _mm256_blend_epi32(_mm256_min_epu32(x, partner), _mm256_max_epu32(x, partner), kUpper);
   }
 };
 

@@ -41,13 +41,20 @@ class RepeatedRows {
   // The shape of the row, whose Sums() there are then; null where it has none of those noted. With
   // `columns`, those of C's row, `count` of them, are the shape's too.
   const Shape* Find(int64_t row, const int32_t* columns = nullptr, int64_t count = 0) {
-    const int64_t begin = a_.offsets[row], entries = a_.offsets[row + 1] - begin;
+    const int64_t begin = a_.offsets[row];
     for (int i = 0; i < noted_; ++i) {
       const Shape& shape = shapes_[i];
-      if (shape.entries != entries || (columns && shape.count != count)) continue;
+      if ((columns && shape.count != count) || !FitsShape(shape, row)) continue;
       if (Adds(shape, a_.indices + begin, a_values_ + begin, columns)) return &shape;
     }
     return nullptr;
+  }
+  // Whether the row may have a shape that is noted: it has as many entries, and B's rows do.
+  bool Fits(int64_t row) const {
+    for (int i = 0; i < noted_; ++i) {
+      if (FitsShape(shapes_[i], row)) return true;
+    }
+    return false;
   }
   const Acc* Sums() const { return sums_; }
   int32_t Base(int64_t row) const { return b_.indices[b_.offsets[a_.indices[a_.offsets[row]]]]; }
@@ -80,10 +87,16 @@ class RepeatedRows {
 
   int64_t Length(int64_t k) const { return b_.offsets[k + 1] - b_.offsets[k]; }
 
-  bool Adds(const Shape& shape, const int32_t* of_a, const T* factors, const int32_t* of_c) {
+  bool FitsShape(const Shape& shape, int64_t row) const {
+    const int64_t begin = a_.offsets[row];
+    if (shape.entries != a_.offsets[row + 1] - begin) return false;
     for (int32_t e = 0; e < shape.entries; ++e) {
-      if (Length(of_a[e]) != shape.lengths[e]) return false;
+      if (Length(a_.indices[begin + e]) != shape.lengths[e]) return false;
     }
+    return true;
+  }
+
+  bool Adds(const Shape& shape, const int32_t* of_a, const T* factors, const int32_t* of_c) {
     const int32_t base = b_.indices[b_.offsets[of_a[0]]];
     int32_t differ = 0;
     if (of_c) {

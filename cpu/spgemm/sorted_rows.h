@@ -1,12 +1,13 @@
 // Rows of A B with few products: all of them are written down (expanded), sorted by column, and
 // those of one column added up (Dalton, Olson, Bell, "Optimizing sparse matrix-matrix
 // multiplication for the GPU", 2015, section 3), in the first-level cache and without a branch that
-// depends on a column. Sorting is bitonic in vectors of 16 (Chhugani et al., VLDB 2008, section 4).
+// depends on a column. Sorting is bitonic in vectors (key_sort.h).
 #pragma once
 
 #include <cstdint>
 
 #include "cpu/simd/key_sort.h"
+#include "cpu/simd/merge_lanes.h"
 #include "cpu/simd/simd.h"
 #include "cpu/spgemm/spgemm.h"
 
@@ -17,6 +18,12 @@ namespace {
 
 // Takes rows of up to `most_` products.
 class SortedRows {
+  using L = MergeLanes;
+  using Keys = L::Keys;
+  using Values = L::Values;
+  using Mask = L::Mask;
+  static constexpr int kLanes = L::kLanes;
+
  public:
   SortedRows(const SpgemmRowsArgs& args, int64_t task)
       : args_(args),
@@ -27,76 +34,62 @@ class SortedRows {
         keys_(reinterpret_cast<uint32_t*>(
             args.scratch + SpgemmRowsScratch(args.columns, args.slots, args.longest, 4).sorted)),
         factors_(reinterpret_cast<float*>(keys_ + kSortedRowRoom)),
-        entries_(factors_ + kSortedRowRoom) {
-    _mm512_storeu_si512(keys_, _mm512_set1_epi32(-1));
+        entries_(factors_ + kSortedRowRoom),
+        products_(entries_ + kSortedRowRoom) {
+    L::Store(keys_, L::Every(-1));
     // In longer rows an array of all columns, which has to be looked through, costs less.
-    const int64_t few = args.columns / 32 < 64 ? 64 : args.columns / 32;
+    const int64_t few = args.columns / kLeastColumns < 64 ? 64 : args.columns / kLeastColumns;
     const int64_t counted = int64_t(1) << bits_;
     most_ = counted < 64 ? -1 : few < counted ? few : counted;
   }
 
   bool Takes(int64_t row) const { return Products(row) <= most_; }
 
-  // Writes the rows from `row` on that it takes, up to `end` and as many as have room. Returns the
-  // first one that is left. Each step is done for all rows before the next one begins: what one has
-  // stored in pieces the next one loads whole, which has to wait if it comes at once.
-  template <typename Out>
-  int64_t Run(int64_t row, int64_t end, Out& out) {
+  // Writes the rows from `row` on that it takes, up to `end`, the first one after it for which
+  // `stop` holds, and as many as have room. Returns the first one that is left. Each step is done
+  // for all rows before the next one begins: what one has stored in pieces the next one loads
+  // whole, which has to wait if it comes at once.
+  template <typename Out, typename Stop>
+  int64_t Run(int64_t row, int64_t end, Out& out, Stop stop) {
     const int64_t first = row;
-    int64_t place = 16;
+    int64_t place = kLanes;
     for (; row < end; ++row) {
-      const int64_t products = Products(row), room = (products + 15) / 16 * 16 + 16;
-      if (!Takes(row) || (place > 16 && place + room > kGroup)) break;
+      const int64_t products = Products(row), room = Room(products);
+      if (!Takes(row) || (row > first && (place + room > kGroup || stop(row)))) break;
       Expand(row, products, place);
       place += room;
     }
-    place = 16;
+    place = kLanes;
     for (int64_t r = first; r < row; ++r) {
-      const int64_t vectors = (Products(r) + 15) / 16;
-      KeySort::Sort(keys_ + place, vectors);
-      place += vectors * 16 + 16;
+      const int64_t products = Products(r);
+      const bool one = args_.a.offsets[r + 1] - args_.a.offsets[r] == 1;
+      if (!one || !Ascend(place, products)) KeySort::Sort(keys_ + place, Vectors(products));
+      place += Room(products);
     }
-    place = 16;
+    place = kLanes;
     for (int64_t r = first; r < row; ++r) {
-      const int64_t products = Products(r), vectors = (products + 15) / 16;
+      const int64_t products = Products(r);
       const int32_t* before = out.indices;
-      switch (vectors) {
-        case 0:
-          break;
-        case 1:
-          Add<1>(place, products, out);
-          break;
-        case 2:
-          Add<2>(place, products, out);
-          break;
-        case 3:
-        case 4:
-          Add<4>(place, products, out);
-          break;
-        default:
-          AddMany(place, products, out);
-      }
+      Add(place, products, out);
       args_.counts[r] = int32_t(out.indices - before);
-      place += vectors * 16 + 16;
+      place += Room(products);
     }
     return row;
   }
 
  private:
   static constexpr int64_t kGroup = 1024;  // keys, unless a row alone has more
+  static constexpr int64_t kAhead = 8;
+  static constexpr int64_t kLeastColumns = 32;  // for each product
 
+  static int64_t Vectors(int64_t products) { return (products + kLanes - 1) / kLanes; }
+  static int64_t Room(int64_t products) { return (Vectors(products) + 1) * kLanes; }
+  static Mask Below(int64_t count) { return L::First(count < kLanes ? count : kLanes); }
   int64_t Products(int64_t row) const { return args_.products[row + 1] - args_.products[row]; }
-  static __mmask16 Below(int64_t count) {
-    return count >= 16 ? __mmask16(0xffff) : __mmask16((1 << count) - 1);
-  }
-  __m512i Columns(const uint32_t* keys) const {
-    return _mm512_srl_epi32(_mm512_loadu_si512(keys), _mm_cvtsi32_si128(bits_));
-  }
+  Keys Columns(const uint32_t* keys) const { return L::Down(L::Load(keys), bits_); }
 
   // Keys are columns, and in the lower bits which product of the row it is.
   void Expand(int64_t row, int64_t products, int64_t place) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m128i shift = _mm_cvtsi32_si128(bits_);
     const int32_t *offsets = args_.b.offsets, *indices = args_.b.indices;
     const int32_t* of_a = args_.a.indices;
     int64_t done = 0;
@@ -106,25 +99,39 @@ class SortedRows {
         Prefetch(indices + next);
         Prefetch(b_ + next);
       }
-      const __m512 factor = _mm512_set1_ps(a_[e]);
+      const Values factor = L::Same(a_[e]);
       const int64_t k = of_a[e], stop = offsets[k + 1];
-      for (int64_t q = offsets[k]; q < stop; q += 16) {
-        const __mmask16 mask = Below(stop - q);
-        const __m512i which = _mm512_add_epi32(_mm512_set1_epi32(int(done)), lanes);
-        const __m512i column = _mm512_maskz_loadu_epi32(mask, indices + q);
-        const __m512i key = _mm512_or_si512(_mm512_sll_epi32(column, shift), which);
-        _mm512_storeu_si512(keys_ + place + done, key);
-        _mm512_storeu_ps(factors_ + place + done, factor);
-        _mm512_storeu_ps(entries_ + place + done, _mm512_maskz_loadu_ps(mask, b_ + q));
-        done += stop - q < 16 ? stop - q : 16;
-      }
+      int64_t q = offsets[k];
+      do {  // once for a row of B without entries too: whether it has some is not foreseen
+        const Mask mask = Below(stop - q);
+        const Keys which = L::NumbersFrom(int32_t(done));
+        const Values entries = L::Load(mask, b_ + q);
+        const int64_t at = place + done;
+        L::Store(keys_ + at, L::Or(L::Up(L::Load(mask, indices + q), bits_), which));
+        L::Store(factors_ + at, factor);
+        L::Store(entries_ + at, entries);
+        if constexpr (!kInRegisters) L::Store(products_ + at, L::Product(factor, entries));
+        done += stop - q < kLanes ? stop - q : kLanes;
+        q += kLanes;
+      } while (q < stop);
     }
     // Up to the next vector, and one more: the last row's or one that is greater than all keys.
-    const __m512i most = _mm512_set1_epi32(-1);
-    _mm512_storeu_si512(keys_ + place + products, most);
-    _mm512_storeu_si512(keys_ + place + (products + 15) / 16 * 16, most);
+    L::Store(keys_ + place + products, L::Every(-1));
+    L::Store(keys_ + place + Vectors(products) * kLanes, L::Every(-1));
+  }
+  // Whether the keys of a row are in order.
+  bool Ascend(int64_t place, int64_t products) const {
+    uint32_t all = ~0u;
+    for (int64_t v = 0; v < Vectors(products); ++v) {
+      const Keys x = L::Load(keys_ + place + v * kLanes);
+      Keys least = x, next = L::Load(keys_ + place + v * kLanes + 1);
+      L::Exchange(least, next);
+      all &= L::Bits(L::Equal(least, x));
+    }
+    return (all & kAll) == kAll;
   }
 
+#if SGAP_KEY_SORT == 16
   template <int kVectors>
   static __m512 Taken(const __m512* from, __m512i which) {
     if constexpr (kVectors == 1) return _mm512_permutexvar_ps(which, from[0]);
@@ -136,7 +143,7 @@ class SortedRows {
 
   // Each lane that begins a column goes over its products, which are in the order of A's entries.
   template <int kVectors, typename Out>
-  void Add(int64_t place, int64_t products, Out& out) const {
+  void AddInRegisters(int64_t place, int64_t products, Out& out) const {
     const uint32_t* keys = keys_ + place;
     __m512 factors[kVectors], entries[kVectors];
     for (int v = 0; v < kVectors; ++v) {
@@ -158,42 +165,67 @@ class SortedRows {
         sums = _mm512_mask3_fmadd_ps(Taken<kVectors>(factors, other),
                                      Taken<kVectors>(entries, other), sums, more);
       }
-      _mm512_storeu_si512(out.indices, _mm512_maskz_compress_epi32(begins, columns));
-      _mm512_storeu_ps(out.values, _mm512_maskz_compress_ps(begins, sums));
-      out.indices += __builtin_popcount(begins);
-      out.values += __builtin_popcount(begins);
+      const int count = L::Store(begins, columns, sums, out.indices, out.values);
+      out.indices += count;
+      out.values += count;
     }
   }
 
-  // Few of the products of longer rows share a column: those are added one by one.
+  template <typename Out>
+  void Add(int64_t place, int64_t products, Out& out) const {
+    switch (Vectors(products)) {
+      case 0:
+        return;
+      case 1:
+        return AddInRegisters<1>(place, products, out);
+      case 2:
+        return AddInRegisters<2>(place, products, out);
+      case 3:
+      case 4:
+        return AddInRegisters<4>(place, products, out);
+      default:
+        return AddMany(place, products, out);
+    }
+  }
+#else
+  template <typename Out>
+  void Add(int64_t place, int64_t products, Out& out) const {
+    AddMany(place, products, out);
+  }
+#endif
+
+  // Few of the products share a column: those are added one by one.
   template <typename Out>
   void AddMany(int64_t place, int64_t products, Out& out) const {
     const uint32_t* keys = keys_ + place;
     const float *factors = factors_ + place, *entries = entries_ + place;
-    const __m512i low = _mm512_set1_epi32((1 << bits_) - 1);
-    for (int64_t v = 0; v * 16 < products; ++v, keys += 16) {
-      const __m512i which = _mm512_and_si512(_mm512_loadu_si512(keys), low);
-      const __m512i columns = Columns(keys);
-      const __mmask16 used = Below(products - v * 16);
-      const __mmask16 begins = _mm512_mask_cmpneq_epi32_mask(used, columns, Columns(keys - 1));
-      const __m512 none = _mm512_setzero_ps();
-      const __m512 sums =
-          _mm512_fmadd_ps(_mm512_mask_i32gather_ps(none, begins, which, factors, 4),
-                          _mm512_mask_i32gather_ps(none, begins, which, entries, 4), none);
-      _mm512_storeu_si512(out.indices, _mm512_maskz_compress_epi32(begins, columns));
-      _mm512_storeu_ps(out.values, _mm512_maskz_compress_ps(begins, sums));
-      for (uint32_t rest = used & ~begins; rest != 0; rest &= rest - 1) {
+    const float* first = products_ + place;
+    const uint32_t low = (1u << bits_) - 1;
+    for (int64_t left = products; left > 0; left -= kLanes, keys += kLanes) {
+      const Keys which = L::AndNot(L::Every(int32_t(~low)), L::Load(keys)), columns = Columns(keys);
+      const Mask used = Below(left);
+      const Mask begins = L::ButNot(used, L::Equal(columns, Columns(keys - 1)));
+      Values sums;
+      if constexpr (kInRegisters) {
+        sums = L::Product(L::Gather(begins, which, factors), L::Gather(begins, which, entries));
+      } else {
+        sums = L::Gather(begins, which, first);
+      }
+      const uint32_t bits = L::Bits(begins);
+      const int count = L::Store(begins, columns, sums, out.indices, out.values);
+      for (uint32_t rest = L::Bits(used) & ~bits; rest != 0; rest &= rest - 1) {
         const int lane = __builtin_ctz(rest);
-        const uint32_t p = keys[lane] & uint32_t((1 << bits_) - 1);
-        float& sum = out.values[__builtin_popcount(begins & ((2u << lane) - 1)) - 1];
+        const uint32_t p = keys[lane] & low;
+        float& sum = out.values[__builtin_popcount(bits & ((2u << lane) - 1)) - 1];
         sum = __builtin_fmaf(factors[p], entries[p], sum);
       }
-      out.indices += __builtin_popcount(begins);
-      out.values += __builtin_popcount(begins);
+      out.indices += count;
+      out.values += count;
     }
   }
 
-  static constexpr int64_t kAhead = 8;
+  static constexpr bool kInRegisters = kLanes == 16;  // whether products are where they are added
+  static constexpr uint32_t kAll = (1u << kLanes) - 1;
 
   const SpgemmRowsArgs& args_;
   const float *const a_, *const b_;
@@ -201,7 +233,7 @@ class SortedRows {
   const int bits_;
   int64_t most_;
   uint32_t* const keys_;
-  float *const factors_, *const entries_;
+  float *const factors_, *const entries_, *const products_;
 };
 
 }  // namespace

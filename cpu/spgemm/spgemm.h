@@ -130,7 +130,7 @@ struct SpgemmRowsScratch {
     list = groups + (slots ? 0 : lines(columns / 64 + 65));
     other = list + lines((longest + 1) * 4);
     sorted = other + lines((longest + 1) * 4);
-    repeated = sorted + lines(3 * kSortedRowRoom * 4);
+    repeated = sorted + lines(4 * kSortedRowRoom * 4);
     bytes = repeated + lines(kRepeatedRowBytes);
   }
 };

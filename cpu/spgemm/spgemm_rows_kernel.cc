@@ -95,7 +95,7 @@ constexpr bool kAddsWords = true;
 __attribute__((always_inline)) inline void AddWord(uint64_t bits, int32_t base, float* sums,
                                                    Out<float>& out) {
   for (int part = 0; part < 64; part += 8, bits >>= 8) {
-    const __m256i columns = _mm256_add_epi32(_mm256_set1_epi32(base + part), MergeLanes::Numbers());
+    const __m256i columns = MergeLanes::NumbersFrom(base + part);
     const int count = MergeLanes::StoreBits(bits & 0xff, columns, _mm256_loadu_ps(sums + part),
                                             out.indices, out.values);
     _mm256_storeu_ps(sums + part, _mm256_setzero_ps());
@@ -119,21 +119,30 @@ class RowProduct {
 
   void Run(int64_t row, Out<T>& out) {
     const int64_t begin = args_.a.offsets[row], end = args_.a.offsets[row + 1];
-    if (begin == end || (end - begin == 1 && Scaled(begin, out))) return;
-    if (const auto* const shape = repeated_.Find(row)) {
-      const int32_t base = repeated_.Base(row), count = shape->count;
-      const Acc* const sums = repeated_.Sums();
-      for (int32_t i = 0; i < count; ++i) {
-        out.indices[i] = base + shape->distinct[i];
-        StoreScalar(out.values + i, sums[i]);
-      }
-      out.indices += count;
-      out.values += count;
-      return;
-    }
+    if (begin == end || (end - begin == 1 && Scaled(begin, out)) || Repeats(row, out)) return;
     const int32_t* const columns = out.indices;
     Added(begin, end, out);
-    repeated_.Note(row, columns, out.indices - columns);
+    Note(row, out.indices - columns, out);
+  }
+
+  // Whether the row has a shape that was noted, and was added up so.
+  bool Repeats(int64_t row, Out<T>& out) {
+    const auto* const shape = repeated_.Find(row);
+    if (!shape) return false;
+    const int32_t base = repeated_.Base(row), count = shape->count;
+    const Acc* const sums = repeated_.Sums();
+    for (int32_t i = 0; i < count; ++i) {
+      out.indices[i] = base + shape->distinct[i];
+      StoreScalar(out.values + i, sums[i]);
+    }
+    out.indices += count;
+    out.values += count;
+    return true;
+  }
+  bool MayRepeat(int64_t row) const { return repeated_.Fits(row); }
+  // Notes the shape of a row whose entries are the last `count` that were written.
+  void Note(int64_t row, int64_t count, const Out<T>& out) {
+    repeated_.Note(row, out.indices - count, count);
   }
 
  private:
@@ -342,13 +351,19 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
 #if defined(SGAP_KEY_SORT)
     if constexpr (std::is_same_v<T, float>) {
       SortedRows sorted(args, task);
+      // Where vectors have 8 lanes, rows of a shape that was noted are not sorted.
+      constexpr bool kShapes = SGAP_KEY_SORT == 8;
+      const auto shaped = [&](int64_t row) { return kShapes && product.MayRepeat(row); };
       for (int64_t row = args.task_rows[task]; row < end;) {
-        row = sorted.Run(row, end, out);
-        for (; row < end && !sorted.Takes(row); ++row) {
-          const int32_t* before = out.indices;
+        const int32_t* before = out.indices;
+        if (!sorted.Takes(row)) {
           product.Run(row, out);
-          args.counts[row] = int32_t(out.indices - before);
+        } else if (!kShapes || !product.Repeats(row, out)) {
+          row = sorted.Run(row, end, out, shaped);
+          if (kShapes) product.Note(row - 1, args.counts[row - 1], out);
+          continue;
         }
+        args.counts[row++] = int32_t(out.indices - before);
       }
       return;
     }

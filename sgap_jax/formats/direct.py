@@ -107,4 +107,4 @@ def _placed(arrays: Sequence[np.ndarray], operands: Sequence[Any]) -> Any:
     device = jax.devices()[0]
     where = device if any(getattr(x, "committed", False) for x in operands) else None
     with structure.concrete(), jax.default_device(device):
-        return tuple(jax.device_put(x, where) for x in arrays)  # does not copy
+        return jax.device_put(tuple(arrays), where)  # does not copy

@@ -140,7 +140,8 @@ class Operators(StoredArray):
     def __matmul__(self, other: ArrayLike | Operators) -> jax.Array | Self:
         """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule; of a B
         [..., k, n] with leading axes, a product for each, as `np.matmul`. For a sparse B the sparse
-        product, `spgemm`. A sparse vector A[i] has an inner product with a dense vector."""
+        product, `spgemm`; with a sparse vector in place of one matrix a sparse vector, in COO
+        (`evaluate`). A sparse vector A[i] has an inner product with a dense or sparse one."""
         if isinstance(other, Operators):
             return self._sparse_product(other)
         if self.ndim == 1 and np.shape(other) == self.shape:

@@ -92,14 +92,16 @@ def evaluate(
       A dense array, or with `format` or `pattern` a SparseArray, in the promoted dtype of all
       operands. Floats are summed in float32 at least, in an order that depends on shapes and
       formats alone where loops run, but on CUDA, where threads add up an outermost index that the
-      output lacks, in none; integers wrap in their own dtype. Elements that no entry reaches are 0.
+      output lacks, in none; integers wrap in their own dtype. Of bool operands * is and, + is or,
+      as in NumPy. Elements that no entry reaches are 0.
 
     Raises:
-      TypeError: expression is no str, schedule no Schedule, or an operand no array.
+      TypeError: expression is no str, schedule no Schedule, an operand no array, or a difference
+        of bool operands.
       ScheduleError: a schedule of another expression or other formats, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
-      ValueError: text that is not such an expression, operands that do not fit it, or only bool;
-        traced structures without `nse`, or more entries than it or than int32 counts.
+      ValueError: text that is not such an expression, or operands that do not fit it; traced
+        structures without `nse`, or more entries than it or than int32 counts.
       NotImplementedError: more than 64 terms after multiplying out, more than 52 indices where
         plain JAX runs, the diagonal of a sparse
         tensor, a schedule without loops for the dtype, or inside jit a sparse result that is no
@@ -115,6 +117,11 @@ def evaluate(
             f"evaluate: {expression!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"
         )
+    if asked.dtype == jnp.bool_:
+        numbers = {name: x.astype(jnp.int32) for name, x in operands.items()}
+        asked_of = dict(format=format, pattern=pattern, nse=nse, schedule=schedule)
+        found = evaluate(expression, **asked_of, **numbers)
+        return found.astype(jnp.bool_)
     if format is None and pattern is None:
         if nse is not None:
             raise ValueError("evaluate: nse is of a sparse result; give its format")
@@ -197,8 +204,8 @@ class _Asked(NamedTuple):
                     )
             values[name] = x if spelled == access.indices else _diagonal(x, spelled, shown)
         dtype = jnp.result_type(*(getattr(x, "values", x) for x in given.values()))
-        if dtype == jnp.bool_:
-            raise ValueError("evaluate: expected numbers, got bool")
+        if dtype == jnp.bool_ and any(term.negative for term in written.terms):
+            raise TypeError(f"evaluate: {expression!r} subtracts, and all operands are bool")
         for index in written.output.indices:
             if index not in sizes:
                 raise ValueError(

@@ -11,7 +11,7 @@ from sgap_jax.formats import capacity, checks, direct
 from sgap_jax.formats import structure as structures
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_arrays
-from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.formats.levels import COO, CSC, CSR
 from sgap_jax.formats.stored import CheckedLevel, StoredArray
 from sgap_jax.launch.spgemm import global_slots, launch_plan, row_sizes, slots_of_block
 from sgap_jax.primitives._batch import plain_lowering, structures_of_lowering
@@ -30,6 +30,7 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import as_listed, by_rows
+from sgap_jax.primitives.evaluate import evaluate
 from sgap_jax.primitives.spgemm_pattern import (
     Rows,
     by_size,
@@ -473,8 +474,25 @@ def _check(A: Any, B: Any) -> None:
         )
 
 
+# A product with a sparse vector, by how many dimensions both have.
+_WITH_VECTORS = {
+    (2, 1): "y(i) = A(i,j) * B(j)",
+    (1, 2): "y(j) = A(i) * B(i,j)",
+    (1, 1): "y = A(i) * B(i)",
+}
+
+
 def _sparse_product(A: Any, B: Any) -> Any:
-    return spgemm(A, B)
+    """A @ B for sparse matrices, or vectors in their place; of two vectors the inner product."""
+    text = _WITH_VECTORS.get((A.ndim, B.ndim))
+    if text is None:
+        return spgemm(A, B)
+    if A.shape[-1] != B.shape[0]:
+        raise ValueError(
+            f"SparseArray @ SparseArray: B: expected shape[0] = {A.shape[-1]}, as the last of A's "
+            f"dimensions, got shape {B.shape}"
+        )
+    return evaluate(text, A=A, B=B, format=COO if A.ndim + B.ndim == 3 else None)
 
 
 StoredArray._sparse_product = _sparse_product

@@ -118,6 +118,32 @@ def test_formats_dtypes_and_what_runs_as_einsum():
     assert evaluate(text, A=nothing, B=nothing).shape == (0, 5)
 
 
+def test_products_with_sparse_vectors_by_the_operator():
+    """Matrix times vector, vector times matrix, and the inner product; a row of a matrix too."""
+    a, b = DENSE["A"].astype(float), DENSE["D"].astype(float)
+    A, B = map(SparseArray.from_dense, (a, b))
+    v = SparseArray.from_dense(DENSE["v"].astype(float), format=VECTOR)
+    for found, want in ((A @ v, a @ DENSE["v"]), (v @ B, DENSE["v"] @ b), (A[1] @ B, a[1] @ b)):
+        assert found.format.is_coordinate and found.nnz == np.count_nonzero(want)
+        np.testing.assert_array_equal(found.todense(), want)
+    assert float(A[1] @ v) == a[1] @ DENSE["v"]
+    slope = jax.grad(lambda x: jnp.sum((A @ v.with_values(x)).values ** 2))(v.values)
+    np.testing.assert_allclose(slope, (2 * a.T @ a @ DENSE["v"])[DENSE["v"] != 0])
+    with pytest.raises(ValueError, match=r"expected shape\[0\] = 5, .*got shape \(7,\)"):
+        A @ SparseArray.from_dense(np.ones(7), format=COO)
+
+
+def test_bool_operands():
+    """* is and, + is or, with dense and sparse results, inside jit too."""
+    a, b, d = (DENSE[name] > 0 for name in "ABD")
+    A, B, D = map(SparseArray.from_dense, (a, b, d))
+    product = evaluate("C(i,k) = A(i,j) * D(j,k)", A=A, D=D, format=CSR)
+    assert product.dtype == bool
+    np.testing.assert_array_equal(product.todense(), a.astype(int) @ d > 0)
+    either = jax.jit(lambda A, B: evaluate("C(i,j) = A(i,j) + B(i,j)", A=A, B=B))(A, B)
+    np.testing.assert_array_equal(either, a | b)
+
+
 def test_a_sparse_vector_says_which_columns_are_read():
     """The loops of A(i,j) * v(j) begin with v where A is in CSR, also for a traced structure; those
     of a sum keep the order of rows, which they merge with v."""
@@ -335,6 +361,8 @@ REFUSED = {
     "y(k) = A(i,j) * x(j)": "has the index k of the result; broadcast",
     "y(i) = 2 * A(i,j) * x(j)": r"operands have names; write s \* A\(i,j\) with s=2",
     "y(i) = A[i,j] * x(j)": r"indices are in parentheses, as in A\(i,j\), got A\[i, j\]",
+    "y(i) max= A(i,j) * x(j)": r"are added up; gspmm\(A, x, reduce='max'\)",
+    "y(i,j) = min(A(i,j), x(j))": r"A.minimum\(B\) is min\(A\(i, j\), x\(j\)\)",
     "y(i) = A(i,j) / x(j)": r"combined by \+, - and \*, got A\(i, j\) / x\(j\)",
     "y(i) = A(i,j+1) * x(j)": "of indices that are names",
     "y(i,i) = A(i,j) * x(j)": r"indices of y\(i,i\) must differ",
@@ -356,8 +384,8 @@ def test_refused(text):
 def test_refused_operands():
     with pytest.raises(TypeError, match="expected index notation"):
         evaluate(3)
-    with pytest.raises(ValueError, match="expected numbers, got bool"):
-        evaluate("y(i) = a(i) * a(i)", a=np.array([True]))
+    with pytest.raises(TypeError, match="subtracts, and all operands are bool"):
+        evaluate("y(i) = a(i) - a(i)", a=np.array([True]))
     with pytest.raises(NotImplementedError, match="diagonals are taken of dense arrays and"):
         T = SparseArray.from_dense(np.ones((2, 2, 2)), format=CSF(3))
         evaluate("y(i) = T(i,i,k)", T=T)

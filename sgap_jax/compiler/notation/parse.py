@@ -108,6 +108,11 @@ def read(text: str) -> Written:
     """The expression that is written; errors are those of `parse`."""
     if not isinstance(text, str):
         raise TypeError(f"expected index notation such as 'y(i) = A(i,j) * x(j)', got {text!r}")
+    if re.match(r"[^=]*\b(max|min)\s*=", text):
+        raise NotImplementedError(
+            f"{text[:200]!r}: terms are added up; gspmm(A, x, reduce='max') takes the greatest "
+            "product of each row, Assign(..., 'max') has loops for it"
+        )
     found = re.fullmatch(r"([^=+]*)\+?=([^=]*)", text, re.DOTALL)
     if found is None or len(text) > 10_000:
         raise ValueError(
@@ -169,6 +174,8 @@ class _Reader:
             if len(indices) == len(node.args):
                 return node.func.id, tuple(indices)
         said = ast.unparse(node)
+        if isinstance(node, ast.Call) and said.startswith(("max(", "min(")):
+            raise self.error(f"operands are combined by +, - and *; A.{said[:3]}imum(B) is {said}")
         if isinstance(node, ast.Subscript):
             raise self.error(f"indices are in parentheses, as in A(i,j), got {said}")
         if isinstance(node, ast.Constant):
