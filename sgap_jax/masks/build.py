@@ -1,13 +1,19 @@
 """Builds masks from the columns of rows, as slices of a table, or from a boolean function."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from sgap_jax.formats import row_statistics, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_callable, check_concrete, check_nnz
+from sgap_jax.formats.direct import later_transpose
 from sgap_jax.formats.levels import CSR, CVS, Format, as_format
+from sgap_jax.formats.stored import CheckedLevel
+from sgap_jax.masks.diagonals import stored_diagonals
 from sgap_jax.masks.ranges import of_blocks
 
 TRACED_MASK = (
@@ -40,16 +46,75 @@ def rows_of_vectors(op: str, format: Any) -> tuple[Format, int]:
 
 
 def of_block_rows(
-    op: str, counts: Any, columns: np.ndarray, shape: tuple[int, int], format: Format
+    op: str,
+    chunks: Iterable[tuple[Any, np.ndarray]],
+    shape: tuple[int, int],
+    format: Format | str,
 ) -> SparseArray:
-    """The mask whose block row b stores the next `counts[b]` of `columns`, sorted and distinct."""
+    """The mask whose block rows come in chunks: how much each stores, and all their columns, which
+    are distinct and ascend in each block row."""
     format, length = rows_of_vectors(op, format)
-    offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    check_nnz(int(offsets[-1]) * length, f"masks.{op}")
-    ones = np.ones(len(columns) if format == CSR else (len(columns), length), np.float32)
-    return SparseArray.from_arrays(
-        ones, offsets.astype(np.int32), columns.astype(np.int32), shape=shape, format=format
-    )
+    return of_arrays(*joined(op, chunks, length), shape, format)
+
+
+def joined(
+    op: str, chunks: Iterable[tuple[Any, np.ndarray]], length: int, most: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The offsets and the columns of all chunks of block rows of `length` rows, `most` at most if
+    that is known."""
+    indices, used = _aligned(most, np.int32), 0
+    stored: list[Any] = [np.zeros(1, np.int64)]
+    for counts, columns in chunks:
+        end = used + len(columns)
+        check_nnz(end * length, f"masks.{op}")
+        if end > len(indices):
+            larger = _aligned(2 * end, np.int32)
+            larger[:used] = indices[:used]
+            indices = larger
+        indices[used:end], used = columns, end
+        stored.append(counts)
+    offsets = np.cumsum(np.concatenate(stored), dtype=np.int64).astype(np.int32)
+    return offsets, indices[:used]
+
+
+def of_arrays(
+    offsets: np.ndarray, indices: np.ndarray, shape: tuple[int, int], format: Format
+) -> SparseArray:
+    """The mask with these int32 arrays, which are valid and are not copied."""
+    (m, k), used = shape, len(indices)
+    values = _aligned(used * math.prod(format.block_shape), np.float32)
+    values.fill(1)
+    of_column = np.zeros(k + 1, np.int64)
+    step = max(1 << 17, 4 * k)  # np.bincount copies, and its result is as long as a row
+    for first in range(0, used, step):
+        of_column[1:] += np.bincount(indices[first : first + step], minlength=k)
+    statistics = row_statistics.of_pattern(offsets, np.cumsum(of_column))
+    with structure.concrete():  # under jit too
+        arrays = [jax.device_put(x) for x in (offsets, indices)]  # not copied
+        held = jax.device_put(values.reshape(used, *format.block_shape))
+    transposed: Any = later_transpose(offsets, indices, k)
+    level = CheckedLevel(*arrays)
+    return SparseArray(held, ((), level), transposed, (m, k), format, statistics)
+
+
+def _aligned(count: int, dtype: Any) -> np.ndarray:
+    """An array on the boundary of a cache line, as JAX wants those that it does not copy."""
+    size = count * np.dtype(dtype).itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype)
+
+
+def row_chunks(ends: np.ndarray, length: int = 1) -> Iterator[slice]:
+    """Consecutive rows that have about as many entries as a cache holds, by the number of entries
+    up to the end of each; but for the last ones a multiple of `length` rows."""
+    rows, first = len(ends), 0
+    while first < rows:
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + (1 << 17)))
+        last = min(max(-(-last // length) * length, first + length), rows)
+        yield slice(first, last)
+        first = last
 
 
 def of_slices(
@@ -58,38 +123,79 @@ def of_slices(
     shape: tuple[int, int],
     format: Format | str,
     table: np.ndarray | None = None,
+    moved: bool = False,
 ) -> SparseArray:
-    """The mask whose row i stores the columns that its slices of a table hold: `table[a[i]:b[i]]`
-    for each pair of arrays (a, b) of `slices`. Without a table a slice is the columns from a[i] on,
-    below b[i]. Slices may be empty, in any order, and hold a column twice.
+    """The mask of `rows_of_slices`."""
+    format, length = rows_of_vectors(op, format)
+    arrays = rows_of_slices(op, slices, shape, length, table, moved)
+    return of_arrays(*arrays, shape, format)
 
-    Linear in the entries where the columns of each row ascend from slice to slice; else it sorts.
+
+def rows_of_slices(
+    op: str,
+    slices: Sequence[tuple[Any, Any]],
+    shape: tuple[int, int],
+    length: int,
+    table: np.ndarray | None = None,
+    moved: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and columns of the mask whose row i stores the columns that its slices of a table
+    hold: `table[a[i]:b[i]]` for each pair of arrays (a, b) of `slices`, and i more if `moved`.
+    Without a table a slice is the columns from a[i] on, below b[i]. Slices may be empty, in any
+    order, and hold a column twice.
+
+    Linear in the entries of all rows where the columns of each row ascend from slice to slice; else
+    it marks or sorts them. Each `length` rows together are a block row.
     """
-    (format, length), (m, k) = rows_of_vectors(op, format), shape
+    m, k = shape
     pairs = [np.broadcast_arrays(first, stop, np.arange(m))[:2] for first, stop in slices]
     first = np.stack([first for first, _ in pairs], 1).astype(np.int64)
     counts = np.maximum(np.stack([stop for _, stop in pairs], 1) - first, 0)
-    check_nnz(int(counts.sum()), f"masks.{op}")
-    starts = np.cumsum(counts.ravel()) - counts.ravel()
-    columns = np.arange(counts.sum(), dtype=np.int32)
-    columns += np.repeat((first.ravel() - starts).astype(np.int32), counts.ravel())
-    columns = columns if table is None else table.astype(np.int32)[columns]
-    of_row = counts.sum(1)
-    if length == 1:
-        ascends = np.diff(columns, prepend=-1) > 0
-        ends = np.cumsum(of_row)[of_row > 0]
-        ascends[ends[:-1]] = True
-        if ascends.all():
-            return of_block_rows(op, of_row, columns, shape, format)
-    blocks = -(-m // length)
-    narrow = blocks * k < 2**31  # half the time of a sort
-    dtype = np.int32 if narrow else np.int64
-    keys = np.repeat((np.arange(m) // length * k).astype(dtype), of_row) + columns
-    keys.sort()  # np.unique hashes, and takes many times as long
-    keys = keys[np.diff(keys, prepend=-1) > 0]
-    ends = np.searchsorted(keys, np.arange(1, blocks + 1) * k)
-    counts = np.diff(ends, prepend=0)
-    return of_block_rows(op, counts, keys - np.repeat(np.arange(blocks) * k, counts), shape, format)
+    ends = np.cumsum(counts.sum(1))
+    total = int(ends[-1]) if m else 0
+    check_nnz(total, f"masks.{op}")
+    table = None if table is None else table.astype(np.int32, copy=False)
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for rows in row_chunks(ends, length):
+            count, of_row = counts[rows].ravel(), counts[rows].sum(1)
+            starts = np.cumsum(count) - count
+            columns = np.arange(of_row.sum(), dtype=np.int32)
+            columns += np.repeat((first[rows].ravel() - starts).astype(np.int32), count)
+            columns = columns if table is None else table[columns]
+            if moved:
+                columns += np.repeat(np.arange(rows.start, rows.stop, dtype=np.int32), of_row)
+            if length > 1 or not _ascends(of_row, columns):
+                of_row, columns = _distinct(of_row, columns, length, k)
+            yield of_row, columns
+
+    return joined(op, chunks(), length, total)
+
+
+def _ascends(of_row: np.ndarray, columns: np.ndarray) -> bool:
+    """Whether the columns of each row do."""
+    rises = columns[1:] > columns[:-1]
+    ends = np.cumsum(of_row)
+    rises[ends[(ends > 0) & (ends < len(columns))] - 1] = True
+    return bool(rises.all())
+
+
+def _distinct(
+    of_row: np.ndarray, columns: np.ndarray, length: int, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of each `length` rows together, ascending, each once; and their numbers."""
+    blocks = -(-len(of_row) // length)
+    dtype = np.int32 if blocks * k < 2**31 else np.int64  # half the time
+    keys = np.repeat((np.arange(len(of_row)) // length * k).astype(dtype), of_row) + columns
+    if blocks * k <= 64 * len(keys):
+        seen = np.zeros(blocks * k, bool)
+        seen[keys] = True
+        keys = np.flatnonzero(seen)
+    else:
+        keys.sort()  # np.unique hashes, and takes many times as long
+        keys = keys[np.diff(keys, prepend=-1) > 0]
+    counts = np.diff(np.searchsorted(keys, np.arange(1, blocks + 1) * k), prepend=0)
+    return counts, keys - np.repeat(np.arange(blocks) * k, counts)
 
 
 def from_function(
@@ -102,11 +208,13 @@ def from_function(
 ) -> SparseArray:
     """The mask that stores (i, j) where f(i, j) is true.
 
-    f is evaluated in blocks, so that no array of L S booleans is allocated. First it is called once
-    with ranges of rows and columns in the place of integers: where `+`, `-`, `*`, `//` and `%` by a
-    positive number, abs, minimum, maximum, comparisons and `&`, `|`, `~` of these say that a block
-    is full or empty, its entries are not evaluated. A function that does anything else, such as
-    looking up segments in an array (`block_diagonal` is for that), is evaluated for all L S pairs.
+    f is evaluated in blocks, so that no array of L S booleans is allocated. First it is called with
+    objects in the place of integers, which tell how it uses them. What depends on j - i alone, such
+    as windows and dilated ones, is evaluated once for each diagonal. Else, where `+`, `-`, `*`,
+    `//` and `%` by a positive number, abs, minimum, maximum, comparisons and `&`, `|`, `~` of
+    ranges of rows and columns say that a block is full or empty, its entries are not evaluated. A
+    function that does anything else, such as looking up segments in an array (`block_diagonal` is
+    for that), is evaluated for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts
@@ -129,38 +237,59 @@ def from_function(
     (format, length), block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
     mask_mod = "; of a mask_mod that is lambda i, j: f(0, 0, i, j)"
     check_callable(f, "ij", f"masks.{op}: f: expected a function of rows and columns", mask_mod)
+    kept = stored_diagonals(f, L, S)
+    if kept is not None:
+        first, stop = (np.searchsorted(kept, x) for x in (-np.arange(L), S - np.arange(L)))
+        return of_slices(op, [(first, stop)], (L, S), format, kept, moved=True)
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)
     if known is None:
         height, step = -(-block // length) * length, block
-    counts: list[np.ndarray] = []
-    columns: list[np.ndarray] = [np.zeros(0, np.int64)]
-    for b, first in enumerate(range(0, L, height)):
-        rows = np.arange(first, min(first + height, L))[:, None]
-        full = empty = np.zeros(-(-S // step), bool)
-        if known is not None:
-            full, empty = (x[b] for x in known)
-        own = [np.zeros(-(-len(rows) // length), np.int64)]
-        # A run of blocks that are not empty at a time, no wider than `block`.
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for keys, whole in _runs(full, empty, step, S, block):
-            seen = np.True_ if whole else _evaluated(f, rows, keys[None])
-            padded = np.zeros((len(own[0]) * length, len(keys)), bool)
-            padded[: len(rows)] = seen
-            vectors = padded.reshape(-1, length, len(keys)).any(1) if length > 1 else padded
-            blocks, places = np.nonzero(vectors)
-            parts.append((blocks, keys[places]))
-        if parts:
-            blocks, found = (np.concatenate(x) for x in zip(*parts, strict=True))
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for b, first in enumerate(range(0, L, height)):
+            rows = np.arange(first, min(first + height, L))[:, None]
+            full = empty = np.zeros(-(-S // step), bool)
+            if known is not None:
+                full, empty = (x[b] for x in known)
+            # A run of blocks that are not empty at a time, no wider than `block`.
+            parts = [
+                _of_block(
+                    np.True_ if whole else _evaluated(f, rows, keys[None]), rows, keys, length
+                )
+                for keys, whole in _runs(full, empty, step, S, block)
+            ]
+            blocks = -(-len(rows) // length)
+            counts = np.sum([count for count, _ in parts], 0) if parts else np.zeros(blocks, int)
+            columns = np.concatenate([found for _, found in parts]) if parts else np.arange(0)
             if len(parts) > 1:
-                order = np.argsort(blocks, kind="stable")
-                blocks, found = blocks[order], found[order]
-            own = [np.bincount(blocks, minlength=len(own[0]))]
-            columns.append(found)
-        counts += own
-    every = np.concatenate([*counts, np.zeros(0, np.int64)])
-    return of_block_rows(op, every, np.concatenate(columns), (L, S), format)
+                number = np.arange(blocks, dtype=np.min_scalar_type(blocks))  # sorts by digits
+                order = np.concatenate([np.repeat(number, count) for count, _ in parts])
+                columns = columns[np.argsort(order, kind="stable")]
+            yield counts, columns
+
+    return of_block_rows(op, chunks(), (L, S), format)
+
+
+def _of_block(
+    seen: Any, rows: np.ndarray, keys: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many columns each `length` rows of a block store, and which."""
+    blocks, width = -(-len(rows) // length), len(keys)
+    if seen is True:
+        return np.full(blocks, width), np.tile(keys, blocks)
+    if length == 1:
+        vectors: Any = np.broadcast_to(seen, (blocks, width))
+    else:
+        padded = np.zeros((blocks * length, width), bool)
+        padded[: len(rows)] = seen
+        vectors = padded.reshape(blocks, length, width).any(1)
+    places = np.flatnonzero(vectors)  # np.nonzero and sums of rows take several times as long
+    first = np.arange(blocks + 1) * width
+    ends = np.searchsorted(places, first)
+    counts = ends[1:] - ends[:-1]
+    return counts, keys[places - np.repeat(first[:-1], counts)]
 
 
 _KNOWN_BLOCK = 64  # rows and columns of a block about which ranges say something

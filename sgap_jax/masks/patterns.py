@@ -94,7 +94,7 @@ def band_and_random(
     counts, columns = [len(group) for group in groups], np.concatenate([*groups, np.arange(0)])
     format, length = rows_of_vectors(op, CVS(V) if format is None else format)
     if length == V > 1:
-        return of_block_rows(op, counts, columns, (L, L), format)
+        return of_block_rows(op, [(counts, columns)], (L, L), format)
     ends = np.cumsum(counts, dtype=np.int64).repeat(V)[:L]
     starts = ends - np.repeat(counts, V)[:L]
     return of_slices(op, [(starts, ends)], (L, L), format, columns)

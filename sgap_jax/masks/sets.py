@@ -1,17 +1,27 @@
 """Masks made from other masks: `causal`, `union` and `intersection`."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
+import jax
 import numpy as np
 import scipy.sparse
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_nnz, check_offsets, check_range, is_traced
 from sgap_jax.formats.convert import stored_levels
+from sgap_jax.formats.direct import places
 from sgap_jax.formats.interop import to_numpy
-from sgap_jax.formats.levels import CVS, Format
-from sgap_jax.masks.build import of_block_rows, rows_of_vectors
+from sgap_jax.formats.levels import CSR, CVS, Format
+from sgap_jax.masks.build import (
+    joined,
+    of_arrays,
+    of_slices,
+    row_chunks,
+    rows_of_slices,
+    rows_of_vectors,
+)
+
+Rows = tuple[np.ndarray, np.ndarray]
 
 
 def causal(pattern: SparseArray, *, format: Format | str | None = None) -> SparseArray:
@@ -33,17 +43,24 @@ def causal(pattern: SparseArray, *, format: Format | str | None = None) -> Spars
         raise ValueError(
             f"masks.causal: expected a SparseArray, got a {type(pattern).__name__}{whole}"
         )
-    length, (stored,), format = _levels("causal", (pattern,), format)
-    last = np.minimum(np.arange(stored.shape[0]) * length + length, pattern.shape[0]) - 1
-    kept = stored.indices <= last.repeat(np.diff(stored.indptr))
-    stored.indptr = np.concatenate([[0], np.cumsum(kept)])[stored.indptr]
-    stored.indices, stored.data = stored.indices[kept], stored.data[kept]
-    return _mask("causal", stored, length, pattern.shape, format)
+    length, ((offsets, columns),), format = _levels("causal", (pattern,), format)
+    last = np.minimum(np.arange(len(offsets) - 1) * length + length, pattern.shape[0]) - 1
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for rows in row_chunks(offsets[1:]):
+            ends = offsets[rows.start : rows.stop + 1]
+            own = columns[ends[0] : ends[-1]]
+            kept = own <= last[rows].repeat(np.diff(ends))
+            before = np.concatenate([[0], np.cumsum(kept)])
+            yield np.diff(before[ends - ends[0]]), own[kept]
+
+    stored = joined("causal", chunks(), length, len(columns))
+    return _mask("causal", *stored, length, pattern.shape, format)
 
 
 def union(*patterns: SparseArray, format: Format | str | None = None) -> SparseArray:
     """The union of the entries of masks of one shape; `format` None is that of the first mask."""
-    return _combined("union", lambda a, b: a.maximum(b), patterns, format)
+    return _combined("union", "+", patterns, format)
 
 
 def intersection(*patterns: SparseArray, format: Format | str | None = None) -> SparseArray:
@@ -51,11 +68,11 @@ def intersection(*patterns: SparseArray, format: Format | str | None = None) -> 
 
     For two masks in CVS(V) it has the vectors that both store.
     """
-    return _combined("intersection", lambda a, b: a.multiply(b), patterns, format)
+    return _combined("intersection", "*", patterns, format)
 
 
 def _combined(
-    op: str, combine: Callable, patterns: tuple[SparseArray, ...], format: Format | str | None
+    op: str, sign: str, patterns: tuple[SparseArray, ...], format: Format | str | None
 ) -> SparseArray:
     if not patterns:
         raise ValueError(f"masks.{op}: expected at least one mask")
@@ -72,7 +89,13 @@ def _combined(
                 f"{pattern.shape}"
             )
     length, stored, format = _levels(op, patterns, format)
-    return _mask(op, functools.reduce(combine, stored), length, patterns[0].shape, format)
+    (m, k), found = patterns[0].shape, stored[0]
+    for other in stored[1:]:
+        merged = places(found, other, k, sign)
+        if merged is None:  # of arrays that were written to after their check
+            raise ValueError(f"masks.{op}: expected masks whose columns ascend in each row")
+        found = merged[:2]
+    return _mask(op, *found, length, (m, k), format)
 
 
 def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
@@ -90,29 +113,61 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
 
 def _levels(
     op: str, patterns: tuple[SparseArray, ...], format: Format | str | None
-) -> tuple[int, list[Any], Format]:
-    """(V, each mask as a SciPy matrix of its vectors of V rows, the format of the result): V is 1
-    unless all masks and the result are in one CVS(V)."""
+) -> tuple[int, list[Rows], Format]:
+    """(V, offsets and ascending columns of each mask's vectors of V rows, the format of the
+    result): V is 1 unless all masks and the result are in one CVS(V)."""
     format = patterns[0].format if format is None else format
     format, length = rows_of_vectors(op, format)
     if any(p.format != format for p in patterns):
         length = 1
-    found = [entries(op, p) if length == 1 else stored_levels(p, f"masks.{op}") for p in patterns]
-    m, k = patterns[0].shape
-    return length, [_matrix(rows, columns, (-(-m // length), k)) for rows, columns in found], format
+    return length, [_rows(op, p, length) for p in patterns], format
 
 
-def _matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A SciPy matrix in CSR, sorted and without repeats."""
-    stored = scipy.sparse.csr_array((np.ones(len(columns), bool), (rows, columns)), shape)
+def _rows(op: str, pattern: SparseArray, length: int) -> Rows:
+    known = pattern.is_checked and np.ndim(pattern.values) == 1 + len(pattern.format.block_shape)
+    if known and not is_traced(*jax.tree.leaves(pattern.index_arrays)):
+        if pattern.format == _of_length(length):
+            return _arrays(pattern)
+        own = pattern.format.vector_length
+        if own is not None and pattern.format == CVS(own):
+            offsets, columns = _arrays(pattern)
+            first, stop = (x.repeat(own)[: pattern.shape[0]] for x in (offsets[:-1], offsets[1:]))
+            shape = pattern.shape[0], pattern.shape[1]
+            return rows_of_slices(op, [(first, stop)], shape, 1, columns)
+    if length == 1:
+        rows, columns = entries(op, pattern)
+    else:
+        rows, columns = stored_levels(pattern, f"masks.{op}")
+    blocks = -(-pattern.shape[0] // length), pattern.shape[1]
+    stored = scipy.sparse.csr_array((np.ones(len(columns), bool), (rows, columns)), blocks)
     stored.sum_duplicates()
-    return stored
+    return stored.indptr.astype(np.int32), stored.indices.astype(np.int32)
 
 
-def _mask(op: str, stored: Any, length: int, shape: tuple[int, ...], format: Format) -> SparseArray:
-    """The mask that stores the vectors of `length` rows of a SciPy matrix, in `format`."""
+def _of_length(length: int) -> Format:
+    return CSR if length == 1 else CVS(length)
+
+
+def _arrays(mask: SparseArray) -> Rows:
+    """Offsets, and the columns up to the last of them: behind are none but in a capacity."""
+    offsets, columns = (np.asarray(x) for x in mask.index_arrays[1])
+    check_offsets(offsets, len(offsets) - 1, len(columns), "offsets", "masks")
+    columns = columns[: int(offsets[-1])]
+    check_range(columns, mask.shape[1], "columns", "masks")
+    return offsets, columns
+
+
+def _mask(
+    op: str,
+    offsets: np.ndarray,
+    columns: np.ndarray,
+    length: int,
+    shape: tuple[int, ...],
+    format: Format,
+) -> SparseArray:
+    """The mask that stores these vectors of `length` rows, in `format`."""
     (format, wanted), (m, k) = rows_of_vectors(op, format), shape
     if wanted != length:  # from entries
-        rows = np.repeat(np.arange(m) // wanted, np.diff(stored.indptr))
-        stored = _matrix(rows, stored.indices, (-(-m // wanted), k))
-    return of_block_rows(op, np.diff(stored.indptr), stored.indices, (m, k), format)
+        return of_slices(op, [(offsets[:-1], offsets[1:])], (m, k), format, columns)
+    check_nnz(len(columns) * length, f"masks.{op}")
+    return of_arrays(offsets, columns, (m, k), format)

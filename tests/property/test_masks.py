@@ -2,12 +2,13 @@
 
 import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgap_jax import COO, CSC, CSR, CVS, masks
+from sgap_jax import COO, CSC, CSR, CVS, SparseArray, masks
 
 settings.register_profile("masks", max_examples=12, deadline=None, derandomize=True)
 QUICK = settings.get_profile("masks")
@@ -142,6 +143,50 @@ def test_from_function_of_ranges(name, L, S, format):
 
     is_defined_by(masks.from_function(counted, L, S, format=format), f, (L, S), format)
     assert calls[0] == 0 and (name not in ("causal", "nothing") or sum(calls) < L * max(S, 1) / 2)
+
+
+BY_DIAGONALS = {
+    "window": lambda i, j: (j <= i) & (i - j < 33),
+    "dilated": lambda i, j: (abs(i - j) <= 60) & ((j - i) % 4 == 0),
+    "sides": lambda i, j: (i + 5 > j) & ~(2 * i - 7 >= 2 * j + 33) | np.equal(i + 40, j),
+    "powers": lambda i, j: np.log2(np.maximum(abs(i - j), 1)) % 1 == 0,
+    "everything": lambda i, j: i - j == i - j,
+    "nothing": lambda i, j: (i - j) ** 2 < -j + i - abs(j - i),
+}
+
+
+@pytest.mark.parametrize("name", BY_DIAGONALS)
+@pytest.mark.parametrize(("L", "S", "format"), [(90, 133, CSR), (131, 77, CVS(8)), (9, 0, CSR)])
+def test_from_function_of_diagonals(name, L, S, format):
+    f, calls = BY_DIAGONALS[name], []
+
+    def counted(i, j):
+        calls.append(isinstance(i, np.ndarray))
+        return f(i, j)
+
+    is_defined_by(masks.from_function(counted, L, S, format=format), f, (L, S), format)
+    assert calls == [False]  # no entry is evaluated
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(8)])
+def test_the_other_fields_of_a_mask_are_those_of_its_arrays(format):
+    mask = masks.longformer(3000, 3, [1500], format=format)  # a long row and a long column
+    offsets, indices = mask.index_arrays[1]
+    same = SparseArray.from_arrays(mask.values, offsets, indices, shape=mask.shape, format=format)
+    assert mask.statistics.rows == same.statistics.rows is not None
+    assert mask.statistics.columns == same.statistics.columns is not None
+    for one, other in zip(mask.transposed, same.transposed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert mask.is_checked and jax.tree.structure(mask) == jax.tree.structure(same)
+
+
+def test_sets_of_rows_in_any_order():
+    arrays = ((), (np.array([0, 2, 2, 4], np.int32), np.array([2, 0, 3, 1], np.int32)))
+    a, b = SparseArray(np.ones(4, np.float32), arrays, None, (3, 4), CSR), masks.band(3, 1, 4)
+    A = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]], bool)
+    np.testing.assert_array_equal(dense(masks.union(b, a)), A | dense(b))
+    np.testing.assert_array_equal(dense(masks.intersection(b, a)), A & dense(b))
+    np.testing.assert_array_equal(dense(masks.causal(a)), np.tril(A))
 
 
 def test_positional_habits():
