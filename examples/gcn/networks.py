@@ -62,7 +62,8 @@ class Dense(nnx.Module):
         return graph
 
     def __call__(self, graph: SparseArray, features: SparseArray):
-        x = jax.nn.relu(self.first(graph, self.dropout(features.todense())))
+        x = features.with_values(self.dropout(features.values)).todense()
+        x = jax.nn.relu(self.first(graph, x))
         return self.second(graph, self.dropout(x))
 
 
@@ -81,6 +82,55 @@ class GIN(Dense):
         first = nn.GINConv(nnx.Linear(words, hidden, rngs=rngs), train_eps=True)
         second = nn.GINConv(nnx.Linear(hidden, classes, rngs=rngs), train_eps=True)
         super().__init__(first, second, 0.5, rngs)
+
+
+class Whole(nnx.Module):
+    """Classes of whole graphs: layers with ReLU, the sum over the nodes of each graph, a matrix."""
+
+    def __init__(self, layers: list[nnx.Module], width: int, classes: int, rngs: nnx.Rngs):
+        self.layers = nnx.List(layers)
+        self.last = nnx.Linear(width, classes, rngs=rngs)
+
+    @staticmethod
+    def prepare(batch: graphs.GraphBatch) -> graphs.GraphBatch:
+        return batch
+
+    def __call__(self, batch: graphs.GraphBatch, features: SparseArray):
+        x = features.todense()
+        for layer in self.layers:
+            x = jax.nn.relu(layer(batch.graph, x))
+        return self.last(batch.readout(x))
+
+
+class WholeGIN(Whole):
+    """GIN with a perceptron of two layers and batch normalization in each layer: section 7 of the
+    paper."""
+
+    def __init__(
+        self, words: int, classes: int, *, hidden: int = 16, layers: int = 2, rngs: nnx.Rngs
+    ):
+        sizes = (words, *[hidden] * layers)
+        made = [
+            nn.GINConv(
+                nnx.Sequential(
+                    nnx.Linear(size, hidden, rngs=rngs),
+                    nnx.BatchNorm(hidden, momentum=0.9, rngs=rngs),
+                    jax.nn.relu,
+                    nnx.Linear(hidden, hidden, rngs=rngs),
+                    nnx.BatchNorm(hidden, momentum=0.9, rngs=rngs),
+                )
+            )
+            for size in sizes[:-1]
+        ]
+        super().__init__(made, hidden, classes, rngs)
+
+
+class WholeSAGE(Whole):
+    """The same with means of neighbours."""
+
+    def __init__(self, words: int, classes: int, *, hidden: int = 16, rngs: nnx.Rngs):
+        first, second = (nn.SAGEConv(size, hidden, rngs=rngs) for size in (words, hidden))
+        super().__init__([first, second], hidden, classes, rngs)
 
 
 class GATv2(Dense):
