@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness, machine
+from benchmarks.peers import common, edges
 from benchmarks.peers import messages as peers
 from sgap_jax import (
     Problem,
@@ -65,61 +66,38 @@ def cases(reduce: str, A, n: int):
     )
 
 
-def loss(function):
-    """The gradient of the sum of squares by both operands."""
-    return jax.grad(lambda V, X, *index: (function(V, X, *index) ** 2).sum(), (0, 1))
-
-
 def edge_cases(A, n: int):
-    """Vectors of edges [nnz, n] against the same with gather and jax.ops.segment_*."""
+    """Vectors of edges [nnz, n] against the same with gather and jax.ops.segment_*, and against the
+    libraries of graph networks."""
     if A.nnz * n > MOST_MESSAGES:
         return
     m, k = A.shape
     sparse, X, Y = SparseArray.from_scipy(A), harness.dense(k, n), harness.dense(m, n, seed=3)
     V, logits = harness.dense(A.nnz, n, seed=4), harness.dense(A.nnz, HEADS, seed=5)
-    rows, columns = np.repeat(np.arange(m, dtype=np.int32), np.diff(A.indptr)), A.indices
-    segments = dict(num_segments=m, indices_are_sorted=True)
-    total = functools.partial(jax.ops.segment_sum, **segments)
-    largest = functools.partial(jax.ops.segment_max, **segments)
-    filled = np.diff(A.indptr)[:, None] > 0
-
-    def softmax(logits, _, r, c):
-        e = jnp.exp(logits - largest(logits, r)[r])
-        return e / total(e, r)[r]
-
     messages = lambda V, X, A: gspmm(A, X, values=V)  # noqa: E731
-    by_hand = lambda V, X, r, c: total(X[c] * V, r)  # noqa: E731
-    most = lambda V, _, r, c: jnp.where(filled, largest(V, r), 0)  # noqa: E731
     every = {
-        "sum": (lambda V, _, A: aggregate(A, V), lambda V, _, r, c: total(V, r), V, X),
-        "max": (lambda V, _, A: aggregate(A, V, "max"), most, V, X),
-        "u_mul_e": (messages, by_hand, V, X),
-        "u_mul_e, gradients": (loss(messages), loss(by_hand), V, X),
-        "u_add_v": (
-            lambda Y, X, A: gsddmm(A, Y, X, op="add", reduce=None),
-            lambda Y, X, r, c: Y[r] + X[c],
-            *(Y, X),
-        ),
-        f"softmax of {HEADS}": (
-            lambda logits, _, A: sparse_softmax(A, values=logits),
-            softmax,
-            *(logits, X),
-        ),
+        "sum": (lambda V, _, A: aggregate(A, V), V, X),
+        "max": (lambda V, _, A: aggregate(A, V, "max"), V, X),
+        "u_mul_e": (messages, V, X),
+        "u_mul_e, gradients": (edges.loss(messages), V, X),
+        "u_add_v": (lambda Y, X, A: gsddmm(A, Y, X, op="add", reduce=None), Y, X),
+        f"softmax of {HEADS}": (lambda V, _, A: sparse_softmax(A, values=V), logits, X),
     }
-    for name, (ours, theirs, first, second) in every.items():
-        given = jnp.asarray(first), jnp.asarray(second)
-        peer = functools.partial(jax.jit(theirs), *given, jnp.asarray(rows), jnp.asarray(columns))
-        expected = [np.asarray(x, np.float64) for x in jax.tree.leaves(peer())]
-        others = {
-            of: functools.partial(plan, A, name, first, second)
-            for of, plan in peers.EDGE_PEERS.items()
-        }
+    for name, (ours, first, second) in every.items():
+        operands = jnp.asarray(first), jnp.asarray(second), sparse
+        expected = [
+            np.asarray(x, np.float64)
+            for x in jax.tree.leaves(edges.with_jax_segments(A, name, first, second)())
+        ]
         bytes_moved, gathered, flops = edge_work(A, name, second.shape[1])
         yield harness.Case(
             n=second.shape[1] if first.shape[1] != HEADS else HEADS,
             schedule=name,
-            ours=functools.partial(ready, jax.jit(ours), *given, sparse),
-            peers={"jax_segments": lambda peer=peer: functools.partial(ready, peer), **others},
+            ours=common.ready(jax.jit(ours), *operands),
+            peers={
+                of: functools.partial(plan, A, name, first, second)
+                for of, plan in edges.PEERS.items()
+            },
             wrong=functools.partial(error, expected=expected),
             flops=flops,
             moved=bytes_moved,
@@ -143,10 +121,6 @@ def edge_work(A, name: str, n: int) -> tuple[int, int, int]:
     return passes * (edges + 4 * (m + k) * n + index), passes * edges, passes * 2 * nnz * n
 
 
-def ready(function, *operands):
-    return jax.block_until_ready(function(*operands))
-
-
 def error(result, expected) -> float:
     """Largest difference over what two orders of a float32 sum may differ by."""
     found = zip(jax.tree.leaves(result), expected, strict=True)
@@ -163,8 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     for reduce in REDUCTIONS:
         make = functools.partial(cases, reduce)
         harness.run(f"messages_{reduce}", make, peers.GOAL, args, N, tag="graphs")
-    goal = ("jax_segments", *peers.EDGE_PEERS)
-    harness.run("messages_edges", edge_cases, goal, args, (64,), tag="graphs")
+    harness.run("messages_edges", edge_cases, edges.GOAL, args, (64,), tag="graphs")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from benchmarks.peers import (
     dlmc,
     dlmc_sddmm,
     dlmc_softmax,
+    edges,
     gradient,
     messages,
     sddmm,
@@ -44,6 +45,8 @@ COMPARISONS = (
     ("attention", "attention, against torch", attention, ("torch_sdpa", "flex_attention")),
     ("messages_max", "message passing, maximum", messages, messages.GOAL),
     ("messages_mean", "message passing, mean", messages, messages.GOAL),
+    ("messages_edges", "vectors of edges, against plain JAX", edges, ("jax_segments",)),
+    ("messages_edges", "vectors of edges, against PyG and DGL", edges, edges.LIBRARIES),
 )
 # Comparisons in the README's table; its picture shows all.
 IN_README = ("SpMM", "value and gradient, against torch", "attention, against torch")

@@ -20,6 +20,7 @@ from benchmarks.peers import (
     dlmc,
     dlmc_sddmm,
     dlmc_softmax,
+    edges,
     gradient,
     messages,
     sddmm,
@@ -39,6 +40,7 @@ OPS = {
     "attention": ("attention with a sparse mask", attention),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
+    "messages_edges": ("vectors of edges", edges),
 }
 DOCS = machine.ROOT / "docs"
 # The pictures, in docs/img.

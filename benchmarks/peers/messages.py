@@ -1,10 +1,7 @@
 """Messages x * a along the stored entries, reduced by maximum or mean over each row; zero in rows
-without entries. And operations on vectors of edges, by name."""
+without entries."""
 
 import functools
-import importlib.util
-import sys
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -92,98 +89,3 @@ PEERS = {
     "numba": with_numba,
 }
 GOAL = tuple(PEERS)
-
-
-# ---- vectors of edges: name of an operation, its two operands -> the call ------------------------
-
-
-def edges_with_torch(A, operation, first, second):
-    """What PyG runs without the wheels of its own kernels: `scatter_add_`, `scatter_reduce_` and
-    indexing."""
-    torch, m = common.torch_module(), A.shape[0]
-    rows, columns = (torch.from_numpy(x.astype(np.int64)) for x in (common.rows_of(A), A.indices))
-
-    def scattered(V, name):
-        index, zeros = rows[:, None].expand_as(V), torch.zeros(m, V.shape[1])
-        if name == "sum":
-            return zeros.scatter_add_(0, index, V)
-        return zeros.scatter_reduce_(0, index, V, "amax", include_self=False)
-
-    def softmax(V):
-        e = torch.exp(V - scattered(V, "amax")[rows])
-        return e / scattered(e, "sum")[rows]
-
-    functions = {
-        "sum": lambda V, _: scattered(V, "sum"),
-        "max": lambda V, _: scattered(V, "amax"),
-        "u_mul_e": lambda V, X: scattered(X[columns] * V, "sum"),
-        "u_add_v": lambda Y, X: Y[rows] + X[columns],
-        "softmax": lambda V, _: softmax(V),
-    }
-    return torch_call(torch, functions, operation, first, second)
-
-
-def edges_with_torch_segments(A, operation, first, second):
-    """`torch.segment_reduce` over the row offsets: sums and maxima alone."""
-    torch = common.torch_module()
-    offsets = torch.from_numpy(A.indptr.astype(np.int64))
-    empty = torch.from_numpy(np.diff(A.indptr) == 0)[:, None]
-    reduce = lambda V, name: torch.segment_reduce(V, name, offsets=offsets)  # noqa: E731
-    functions = {
-        "sum": lambda V, _: reduce(V, "sum"),
-        "max": lambda V, _: reduce(V, "max").masked_fill(empty, 0),
-    }
-    return torch_call(torch, functions, operation, first, second)
-
-
-def edges_with_dgl(A, operation, first, second):
-    dgl, torch = dgl_module(), common.torch_module()
-    m, k = A.shape
-    ends = (torch.from_numpy(x.astype(np.int64)) for x in (A.indices, common.rows_of(A)))
-    graph = dgl.heterograph({("u", "e", "v"): tuple(ends)}, {"u": k, "v": m})
-    graph.create_formats_()
-    functions = {
-        "sum": lambda V, _: dgl.ops.copy_e_sum(graph, V),
-        "max": lambda V, _: dgl.ops.copy_e_max(graph, V),
-        "u_mul_e": lambda V, X: dgl.ops.u_mul_e_sum(graph, X, V),
-        "u_add_v": lambda Y, X: dgl.ops.u_add_v(graph, X, Y),
-        "softmax": lambda V, _: dgl.ops.edge_softmax(graph, V),
-    }
-    return torch_call(torch, functions, operation, first, second)
-
-
-def torch_call(torch, functions, operation, first, second):
-    name, _, gradients = operation.partition(", ")
-    function = functions.get(name.split(" ")[0])
-    if function is None:
-        raise common.Unavailable(f"no {operation}")
-    a, b = torch.from_numpy(first), torch.from_numpy(second)
-    if not gradients:
-        return lambda: function(a, b)
-
-    def call():
-        x, y = a.detach().requires_grad_(), b.detach().requires_grad_()
-        return torch.autograd.grad((function(x, y) ** 2).sum(), (x, y))
-
-    return call
-
-
-@functools.cache
-def dgl_module():
-    """DGL without the parts that want libraries of one version of torch, or data sets: those of
-    its modules that its kernels do not need are empty."""
-    if importlib.util.find_spec("dgl") is None:
-        raise ImportError("no dgl")
-    parts = ("graphbolt", "distributed", "data", "data.utils", "dataloading", "cuda", "sampling")
-    parts += ("transforms", "optim", "homophily", "label_informativeness")
-    names = {f"dgl.{part}": mock.MagicMock(__all__=[]) for part in parts}
-    names["pandas"] = mock.MagicMock()
-    with mock.patch.dict(sys.modules, names):
-        return importlib.import_module("dgl")
-
-
-EDGE_PEERS = {
-    "torch_scatter": edges_with_torch,
-    "torch_segments": edges_with_torch_segments,
-    "dgl": edges_with_dgl,
-}

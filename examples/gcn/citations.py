@@ -1,4 +1,4 @@
-"""Citation graphs with words as features: from a file in the Planetoid split, or synthetic."""
+"""Citation graphs with words as features, from a file in the Planetoid split; made-up graphs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ ARRAYS = (
 @dataclasses.dataclass(frozen=True)
 class Citations:
     name: str
-    # [nodes, nodes], ones where one cites the other, no self loops; or edges of several kinds
-    graph: SparseArray | graphs.Relations
+    # [nodes, nodes], ones where one cites the other, no self loops; or edges of several kinds, or
+    # many graphs, each of a class
+    graph: SparseArray | graphs.Relations | graphs.GraphBatch
     features: SparseArray  # [nodes, words], each row a distribution over its words
-    labels: Any  # [nodes], -1 for nodes without a label
-    train: Any  # node numbers
+    labels: Any  # [nodes], -1 for nodes without a label; of a batch of graphs [graphs]
+    train: Any  # numbers of nodes, or of graphs
     validation: Any
     test: Any
 
@@ -36,14 +37,19 @@ class Citations:
 
     def summary(self) -> str:
         nodes, words = self.features.shape
+        what = "graphs" if isinstance(self.graph, graphs.GraphBatch) else "nodes"
         if isinstance(self.graph, graphs.Relations):
             edges = f"{self.graph.matrix.nnz} edges of {len(self.graph.keys)} kinds"
+        elif isinstance(self.graph, graphs.GraphBatch):
+            count = self.graph.membership.shape[0]
+            edges = f"{self.graph.graph.nnz // 2} edges in {count} graphs"
         else:
             edges = f"{self.graph.nnz // 2} edges"
         return (
             f"{self.name}: {nodes} nodes, {edges}, {words} words "
             f"({100 * self.features.density:.1f}% stored), {self.classes} classes; "
-            f"{len(self.train)} nodes train, {len(self.validation)} validate, {len(self.test)} test"
+            f"{len(self.train)} {what} train, {len(self.validation)} validate, "
+            f"{len(self.test)} test"
         )
 
 
@@ -113,6 +119,25 @@ def relational(nodes: int = 600, classes: int = 4, words: int = 200, seed: int =
     return _made("relational", relations, *_words(rng, labels, classes, words))
 
 
+def wired(count: int = 300, seed: int = 0) -> Citations:
+    """Graphs of 8 nodes with three edges and 12 with two, without words. The class says whether
+    most edges are between nodes of one degree or of two; the degrees are those of every graph."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    own = []
+    for label in labels:
+        ends = [rng.permutation(np.repeat(*x)) for x in ((range(8), 3), (range(8, 20), 2))]
+        across = 2 * rng.integers(*((7, 11) if label else (2, 6)))  # of 24 edges
+        pairs = [np.stack([x[:across] for x in ends], 1)]
+        pairs += [x[across:].reshape(-1, 2) for x in ends]
+        edges = np.concatenate(pairs).T
+        both = np.concatenate([edges, edges[::-1]], 1)
+        own.append(graphs.from_edges(both, num_nodes=20, duplicates="keep"))
+    ones = scipy.sparse.csr_array(np.ones((20 * count, 1), np.float32))
+    parts = np.split(rng.permutation(count), [count // 3, count // 2])
+    return _made("wired", graphs.batch(own), ones, labels, *parts)
+
+
 def _words(rng: np.random.Generator, labels: np.ndarray, classes: int, words: int) -> tuple:
     """(words of each node, labels, ten nodes of each class to train with, others)"""
     nodes = len(labels)
@@ -129,7 +154,7 @@ def _made(name: str, graph: Any, words: Any, labels: Any, *split: Any) -> Citati
     total = np.asarray(words.sum(1)).reshape(-1)
     # Some documents have no words.
     words = scipy.sparse.csr_array(words.multiply(1 / np.maximum(total, 1e-30)[:, None]))
-    if not isinstance(graph, graphs.Relations):
+    if not isinstance(graph, graphs.Relations | graphs.GraphBatch):
         graph = SparseArray.from_scipy(graph, dtype=jnp.float32)
     features = SparseArray.from_scipy(words, dtype=jnp.float32)
     numbers = (jnp.asarray(x, jnp.int32) for x in (labels, *split))

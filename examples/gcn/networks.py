@@ -2,8 +2,8 @@
 (Hamilton et al., NeurIPS 2017), GIN (Xu et al., ICLR 2019), GATv2 (Brody et al., ICLR 2022) and
 R-GCN (Schlichtkrull et al., ESWC 2018).
 
-The first two take the words as a sparse matrix, as stored: the first product is a sparse one, and
-dropout of the input draws a random number for each stored word only.
+The words are a sparse matrix, as stored: in GCN, GAT, GraphSAGE and GATv2 the first product is a
+sparse one, and dropout of the input draws a random number for each stored word only.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class GAT(nnx.Module):
         return self.second(graph, jax.nn.elu(self.first(graph, features)))
 
 
-class Dense(nnx.Module):
-    """Two layers on the words as a dense matrix, with dropout of what each reads."""
+class TwoLayers(nnx.Module):
+    """Two layers with a ReLU between them, and dropout of what each reads."""
 
     def __init__(self, first: nnx.Module, second: nnx.Module, rate: float, rngs: nnx.Rngs):
         self.first, self.second = first, second
@@ -62,11 +62,12 @@ class Dense(nnx.Module):
         return graph
 
     def __call__(self, graph: SparseArray, features: SparseArray):
-        x = jax.nn.relu(self.first(graph, self.dropout(features.todense())))
+        x = features.with_values(self.dropout(features.values))
+        x = jax.nn.relu(self.first(graph, x))
         return self.second(graph, self.dropout(x))
 
 
-class SAGE(Dense):
+class SAGE(TwoLayers):
     """Means of neighbours: 64 features, dropout 0.5."""
 
     def __init__(self, words: int, classes: int, *, hidden: int = 64, rngs: nnx.Rngs):
@@ -74,7 +75,7 @@ class SAGE(Dense):
         super().__init__(first, nn.SAGEConv(hidden, classes, rngs=rngs), 0.5, rngs)
 
 
-class GIN(Dense):
+class GIN(TwoLayers):
     """Sums of neighbours, each layer with one matrix; the words of a paper sum to one."""
 
     def __init__(self, words: int, classes: int, *, hidden: int = 64, rngs: nnx.Rngs):
@@ -83,7 +84,56 @@ class GIN(Dense):
         super().__init__(first, second, 0.5, rngs)
 
 
-class GATv2(Dense):
+class Whole(nnx.Module):
+    """Classes of whole graphs: layers with ReLU, the sum over the nodes of each graph, a matrix."""
+
+    def __init__(self, layers: list[nnx.Module], width: int, classes: int, rngs: nnx.Rngs):
+        self.layers = nnx.List(layers)
+        self.last = nnx.Linear(width, classes, rngs=rngs)
+
+    @staticmethod
+    def prepare(batch: graphs.GraphBatch) -> graphs.GraphBatch:
+        return batch
+
+    def __call__(self, batch: graphs.GraphBatch, features: SparseArray):
+        x = features.todense()
+        for layer in self.layers:
+            x = jax.nn.relu(layer(batch.graph, x))
+        return self.last(batch.readout(x))
+
+
+class WholeGIN(Whole):
+    """GIN with a perceptron of two layers and batch normalization in each layer: section 7 of the
+    paper."""
+
+    def __init__(
+        self, words: int, classes: int, *, hidden: int = 16, layers: int = 2, rngs: nnx.Rngs
+    ):
+        sizes = (words, *[hidden] * layers)
+        made = [
+            nn.GINConv(
+                nnx.Sequential(
+                    nnx.Linear(size, hidden, rngs=rngs),
+                    nnx.BatchNorm(hidden, momentum=0.9, rngs=rngs),
+                    jax.nn.relu,
+                    nnx.Linear(hidden, hidden, rngs=rngs),
+                    nnx.BatchNorm(hidden, momentum=0.9, rngs=rngs),
+                )
+            )
+            for size in sizes[:-1]
+        ]
+        super().__init__(made, hidden, classes, rngs)
+
+
+class WholeSAGE(Whole):
+    """The same with means of neighbours."""
+
+    def __init__(self, words: int, classes: int, *, hidden: int = 16, rngs: nnx.Rngs):
+        first, second = (nn.SAGEConv(size, hidden, rngs=rngs) for size in (words, hidden))
+        super().__init__([first, second], hidden, classes, rngs)
+
+
+class GATv2(TwoLayers):
     """Eight heads of eight features, then one head, as GAT."""
 
     def __init__(self, words: int, classes: int, *, hidden: int = 8, rngs: nnx.Rngs):
@@ -97,7 +147,7 @@ class GATv2(Dense):
         return nn.add_self_loops(graph)
 
 
-class RGCN(Dense):
+class RGCN(TwoLayers):
     """Means of the neighbours of each kind of edges: 16 features, dropout 0.5. A graph with edges
     of one kind is taken as two relations, there and back."""
 

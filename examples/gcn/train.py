@@ -6,6 +6,7 @@ Examples:
     python train.py --data mine.npz --run runs/mine --seeds 3
     python train.py --synthetic                    # needs no data
     python train.py --synthetic --network rgcn     # edges of several kinds
+    python train.py --synthetic --network whole-gin    # classes of whole graphs
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 import optax
 from citations import Citations
 from flax import nnx
-from networks import GAT, GCN, GIN, RGCN, SAGE, GATv2
+from networks import GAT, GCN, GIN, RGCN, SAGE, GATv2, WholeGIN, WholeSAGE
 from tqdm import tqdm
 
 from sgap_jax.graphs import Relations
@@ -50,6 +51,13 @@ RECIPES = {
     "gin": Recipe(GIN, 0.01, ("first",), 200, None),
     "gatv2": Recipe(GATv2, 0.005, ("first", "second"), 1000, 100),
     "rgcn": Recipe(RGCN, 0.01, ("first",), 200, None),
+    "whole-gin": Recipe(WholeGIN, 0.01, (), 200, None),
+    "whole-sage": Recipe(WholeSAGE, 0.01, (), 200, None),
+}
+MADE_UP = {  # of others citations.synthetic
+    "rgcn": citations.relational,
+    "whole-gin": citations.wired,
+    "whole-sage": citations.wired,
 }
 CHUNK = 20  # epochs in one call
 
@@ -163,11 +171,11 @@ def train(
             bar.set_postfix(validation=f"{lines[-1]['validation_accuracy']:.3f}")
             if done.any():
                 break
-    params = state[3]["params"]
+    params, rest = state[3]["params"], state[1]
     of = (graph, data.features, data.labels, data.test)
     accuracy = float(test_accuracy(params, rest, *of, definition=definition))
     seconds = round(time.perf_counter() - began, 2)
-    nnx.update(model, params)
+    nnx.update(model, params, rest)
     model.eval()
     total = {"seed": seed, "epochs": len(lines), "test_accuracy": accuracy, "seconds": seconds}
     return model, lines, total
@@ -197,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         if given.synthetic:
-            data = citations.relational() if given.network == "rgcn" else citations.synthetic()
+            data = MADE_UP.get(given.network, citations.synthetic)()
         else:
             data = citations.read(given.data or citations.find(given.dataset))
     except ValueError as error:

@@ -83,6 +83,19 @@ def transpose_structure(
     return other.indptr.astype(np.int32, copy=False), segments, where
 
 
+def sort_rows(
+    offsets: np.ndarray, indices: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(order, indices, transposed) of entries without padding, whose indices are in any order
+    within their segment: entry order[p] becomes entry p, and of these `transpose_structure`.
+    Linear: the transpose of the transpose is sorted."""
+    across, segments, entry = transpose_structure(offsets, indices, size)
+    _, columns, place = transpose_structure(across, segments, offsets.shape[0] - 1)
+    permutation = np.empty_like(place)
+    permutation[place] = np.arange(place.shape[0], dtype=np.int32)
+    return entry[place], columns, (across, segments, permutation)
+
+
 def _stable_order(keys: np.ndarray, size: int, order: np.ndarray | None) -> np.ndarray:
     """`order` (None: 0, 1, ...) sorted stably by keys[order]."""
     nnz = keys.shape[0]

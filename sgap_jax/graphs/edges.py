@@ -168,13 +168,25 @@ def rows_on_host(A: Any, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def of_capacity(
-    values: Any, offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int], nse: int
+    values: Any,
+    offsets: np.ndarray,
+    columns: np.ndarray,
+    shape: tuple[int, int],
+    nse: int,
+    transposed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> SparseArray:
-    """A matrix in CSR from NumPy arrays that are valid, with room for `nse` entries. It has no
-    statistics of its pattern: all of these sizes are one type to jit."""
-    padding = nse - columns.shape[0]
+    """A matrix in CSR from NumPy arrays that are valid, with room for `nse` entries. `transposed`
+    is its `construct.transpose_structure`, if known. It has no statistics of its pattern: all of
+    these sizes are one type to jit."""
+    used = columns.shape[0]
+    padding = nse - used
     columns = np.pad(columns.astype(np.int32, copy=False), (0, padding))
-    transposed = construct.transpose_structure(offsets, columns, shape[1])
+    if transposed is None:
+        transposed = construct.transpose_structure(offsets, columns, shape[1])
+    else:
+        across, rows, permutation = transposed
+        last = np.arange(used, nse, dtype=np.int32)
+        transposed = across, np.pad(rows, (0, padding)), np.concatenate([permutation, last])
     fields = structure.as_fields(((), (offsets, columns)), transposed, checked=True)
     with structure.concrete():
         fields = structure.placed(fields)
@@ -242,11 +254,10 @@ def induced_subgraph(
     place = start + np.arange(row.shape[0])
     column = local[columns[place]]
     inside = column >= 0
-    row, column, place = row[inside], column[inside], place[inside]
-    order = np.lexsort((column, row))
-    row, column, entry = row[order], column[order], entries[place[order]]
-    nse = check_capacity(nse, row.shape[0], "nse", what)
+    nse = check_capacity(nse, int(np.count_nonzero(inside)), "nse", what)
     n = chosen.shape[0]
-    values = np.asarray(A.values)[entry]
-    B = of_capacity(values, construct.count_offsets(row, n), column, (n, n), nse)
+    own = construct.count_offsets(row[inside], n)
+    order, column, transposed = construct.sort_rows(own, column[inside], n)
+    entry = entries[place[inside][order]]
+    B = of_capacity(np.asarray(A.values)[entry], own, column, (n, n), nse, transposed)
     return B, np.pad(entry, (0, nse - entry.shape[0]))

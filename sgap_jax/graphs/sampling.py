@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks
+from sgap_jax.formats import checks, construct
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.graphs.edges import check_nodes, of_capacity, rows_on_host
 
@@ -139,38 +139,35 @@ class NeighborSampler:
         self, targets: np.ndarray, rows: np.ndarray, hop: int, fanout: int
     ) -> tuple[SparseArray, np.ndarray, np.ndarray]:
         """The block of targets that are at these rows, its entries, and the nodes that are new."""
-        picked, real = self._picked(targets, fanout)
-        source = self._columns[picked] if self._columns.size else picked
-        new = np.unique(source[real & (self._local[source] < 0)])
+        picked, lengths = self._picked(targets, fanout)
+        source = self._columns[picked]
+        new = np.unique(source[self._local[source] < 0])
         first, (m, k) = self.capacities[hop], self.capacities[hop : hop + 2]
         self._local[new] = first + np.arange(new.shape[0], dtype=np.int32)
-        column = np.where(real, self._local[source], k)
-        within = np.argsort(column, axis=1, kind="stable")
-        real = np.take_along_axis(real, within, 1)
-        column = np.take_along_axis(column, within, 1)[real]
-        entry = self._entries[np.take_along_axis(picked, within, 1)[real]]
-        lengths = np.zeros(m + 1, np.int32)
-        lengths[rows + 1] = real.sum(1)
+        offsets = np.zeros(m + 1, np.int32)
+        offsets[rows + 1] = lengths
+        np.cumsum(offsets, out=offsets)
+        order, column, transposed = construct.sort_rows(offsets, self._local[source], k)
+        entry = self._entries[picked[order]]
         room = m * fanout
-        values = self._values[entry]
-        offsets = np.cumsum(lengths, dtype=np.int32)
-        block = of_capacity(values, offsets, column, (m, k), room)
+        block = of_capacity(self._values[entry], offsets, column, (m, k), room, transposed)
         return block, np.pad(entry, (0, room - entry.shape[0])), new
 
     def _picked(self, targets: np.ndarray, fanout: int) -> tuple[np.ndarray, np.ndarray]:
-        """[targets, fanout]: positions of edges, and which of them are real. By Floyd's algorithm
-        for a sample without replacement, for all targets at once."""
+        """(positions of the edges taken of each target in turn, how many there are of each). By
+        Floyd's algorithm for a sample without replacement, for all targets at once."""
         start = self._offsets[targets]
         degree = self._offsets[targets + 1] - start
-        picked = np.tile(np.arange(fanout, dtype=np.int32), (targets.shape[0], 1))
-        real = picked < degree[:, None]
+        lengths = np.minimum(degree, fanout)
+        first = np.cumsum(lengths, dtype=np.int32) - lengths
+        picked = np.arange(int(lengths.sum()), dtype=np.int32) + np.repeat(start - first, lengths)
         (many,) = np.nonzero(degree > fanout)
         if many.size:
-            own = np.empty((many.shape[0], fanout), np.int32)
+            own = np.empty((fanout, many.shape[0]), np.int32)
             for j in range(fanout):
                 last = degree[many] - fanout + j
                 pick = (self._random.random(many.shape[0]) * (last + 1)).astype(np.int32)
-                taken = (own[:, :j] == pick[:, None]).any(1)
-                own[:, j] = np.where(taken, last, pick)
-            picked[many] = own
-        return np.where(real, picked + start[:, None], 0), real
+                taken = (own[:j] == pick).any(0)
+                own[j] = np.where(taken, last, pick)
+                picked[first[many] + j] = start[many] + own[j]
+        return picked, lengths

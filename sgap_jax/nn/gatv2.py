@@ -13,6 +13,7 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_count
+from sgap_jax.nn.adjacency import stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.nn.sage import ends_of
@@ -51,9 +52,10 @@ class GATv2Conv(nnx.Module):
 
     Called with (graph, x, edges=None) and the keywords deterministic and rngs: graph is a
     SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
-    [n, in_features] or a pair as for `SAGEConv`, edges [nnz, edge_features] in the order of the
-    graph's values. Add the nodes themselves with `add_self_loops`, as the paper does. The
-    parameters are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
+    [n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
+    [nnz, edge_features] in the order of the graph's values. Add the nodes themselves with
+    `add_self_loops`, as the paper does. The parameters are `to_kernel` (L),
+    `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
       Y [m, heads * out_features] or [m, out_features], in `dtype` or the promoted dtype of x and
@@ -155,9 +157,15 @@ def gatv2_conv(
         raise ValueError(f"{op}: edges and edge_features: expected both or none")
     if edges is not None:
         edges = check_dense(op, "edges", edges, (graph.nnz, kernels[3].shape[0]))
-    source, own, edges, to, frm, a, of_edges, bias = promote((source, own, edges, *kernels))
+    same = own is source
+    arrays = (stored_values(source), stored_values(own), edges, *kernels)
+    sent, kept, edges, to, frm, a, of_edges, bias = promote(arrays)
     heads, size = a.shape
-    left, right = own @ to, source @ (to if frm is None else frm)
+    left = with_stored_values(own, kept) @ to
+    if same and frm is None:
+        right = left
+    else:
+        right = with_stored_values(source, sent) @ (to if frm is None else frm)
     hidden = gsddmm(graph, left, right, op="add", reduce=None, schedule=schedule)
     if edges is not None:
         # What the padding holds must not reach gradients.

@@ -59,6 +59,8 @@ class GINConv(nnx.Module):
 def gin_sums(
     graph: SparseArray, x: Any, eps: float | jax.Array, schedule: Schedule | str | None
 ) -> jax.Array:
+    if isinstance(x, SparseArray):
+        x = x.todense()
     x, own = ends_of("GINConv", graph, x)
     y: jax.Array = jnp.asarray(1 + eps, own.dtype) * own + received(graph, x, "sum", schedule)
     return y

@@ -11,8 +11,10 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_count
 from sgap_jax.graphs.relations import Relations
+from sgap_jax.nn.adjacency import stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.primitives._define import check_dense, check_schedule
@@ -38,8 +40,9 @@ class RGCNConv(nnx.Module):
       schedule: of the product; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`).
 
-    Called with (relations, x): relations is a `graphs.Relations`, x is [n, in_features] where all
-    nodes are of one kind, else a dict of such arrays for the kinds. The parameters are `kernel`
+    Called with (relations, x): relations is a `graphs.Relations`, x is [n, in_features],
+    dense or a SparseArray, where all nodes are of one kind, else a dict of such arrays for the
+    kinds. The parameters are `kernel`
     (W [relations, in, out], or V), `coefficients` (c), `root` (R) and `bias`.
 
     Returns:
@@ -113,6 +116,14 @@ def stacked(init: Initializer) -> Initializer:
     return each
 
 
+def _features(name: str, x: Any, shape: tuple[int, int]) -> Any:
+    if not isinstance(x, SparseArray):
+        return check_dense("RGCNConv", name, x, shape)
+    if x.shape != shape:
+        raise ValueError(f"RGCNConv: {name} must have shape {list(shape)}, got {list(x.shape)}")
+    return x
+
+
 def rgcn_conv(
     relations: Any, x: Any, kernels: Any, promote: Callable, schedule: Schedule | str | None
 ) -> Any:
@@ -127,12 +138,15 @@ def rgcn_conv(
         raise ValueError(f"{op}: x: expected arrays for {list(sizes)}, got {list(of_kinds)}")
     in_features = kernels[2].shape[0]
     of_kinds = {
-        kind: check_dense(op, f"x of {kind}", of_kinds[kind], (size, in_features))
+        kind: _features(f"x of {kind}", of_kinds[kind], (size, in_features))
         for kind, size in sizes.items()
     }
-    names = list(of_kinds)
-    *arrays, kernel, coefficients, root, bias = promote((*of_kinds.values(), *kernels))
-    of_kinds = dict(zip(names, arrays, strict=True))
+    names, stored = list(of_kinds), map(stored_values, of_kinds.values())
+    *arrays, kernel, coefficients, root, bias = promote((*stored, *kernels))
+    of_kinds = {
+        name: with_stored_values(of_kinds[name], array)
+        for name, array in zip(names, arrays, strict=True)
+    }
     if coefficients is not None:
         kernel = jnp.einsum("rb,bio->rio", coefficients, kernel)
     if kernel.shape[0] != len(relations.keys):

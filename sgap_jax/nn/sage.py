@@ -13,7 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.adjacency import check_features
+from sgap_jax.nn.adjacency import check_features, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule, check_sparse
@@ -36,9 +36,10 @@ class SAGEConv(nnx.Module):
       rngs: of the parameters (stream `params`).
 
     Called with (graph, x): graph is a SparseArray [m, n] of which only the structure is read, x is
-    [..., n, in_features]. The nodes that receive are the first m of the n: all of them in a square
-    graph, the targets of a block of `graphs.NeighborSampler`. Or x is a pair (x of the n that send,
-    x of the m that receive). The parameters are `kernel` (W), `root` (R) and `bias`.
+    [..., n, in_features], dense, or a SparseArray [n, in_features] (a bag of words), which goes
+    through the matrices first. The nodes that receive are the first m of the n: all of them in a
+    square graph, the targets of a block of `graphs.NeighborSampler`. Or x is a pair (x of the n
+    that send, x of the m that receive). The parameters are `kernel` (W), `root` (R) and `bias`.
 
     Returns:
       Y [..., m, out_features] in `dtype`, or the promoted dtype of x and the parameters.
@@ -111,9 +112,14 @@ def sage_conv(
     schedule: Schedule | str | None,
 ) -> jax.Array:
     x, own = ends_of("SAGEConv", graph, x, kernel.shape[0])
-    x, own, kernel, root, bias = promote((x, own, kernel, root, bias))
-    linear = reduce in ("sum", "mean")
-    if linear and kernel.shape[1] < kernel.shape[0]:  # the narrower of the two goes along the edges
+    arrays = (stored_values(x), stored_values(own), kernel, root, bias)
+    values, own_values, kernel, root, bias = promote(arrays)
+    x, own = with_stored_values(x, values), with_stored_values(own, own_values)
+    linear, sparse = reduce in ("sum", "mean"), isinstance(x, SparseArray)
+    if sparse and not linear:
+        x = x.todense()
+    # The narrower of the two goes along the edges.
+    if linear and (sparse or kernel.shape[1] < kernel.shape[0]):
         y = received(graph, x @ kernel, reduce, schedule)
     else:
         y = received(graph, x, reduce, schedule) @ kernel
@@ -141,7 +147,11 @@ def ends_of(op: str, graph: Any, x: Any, in_features: int | None = None) -> tupl
             f"{op}: x: a graph of shape {graph.shape} has more nodes that receive than that send; "
             "expected a pair (x of those that send, x of those that receive)"
         )
-    return x, x[..., :m, :]
+    if isinstance(x, SparseArray) and x.ndim != 2:
+        raise ValueError(f"{op}: x: a SparseArray must have shape [n, features], got {x.shape}")
+    if m == n:
+        return x, x
+    return x, x[:m] if isinstance(x, SparseArray) else x[..., :m, :]
 
 
 def received(graph: SparseArray, x: Any, reduce: Reduction, schedule: Schedule | str | None) -> Any:

@@ -18,6 +18,7 @@ from benchmarks import (
     bench_messages,
     bench_moe,
     bench_rigl,
+    bench_sampling,
     bench_sddmm,
     bench_select,
     bench_softmax,
@@ -161,6 +162,20 @@ def test_everybody_is_right(op, name):
             }
             assert not wrong, f"{op} n={width}: errors in units of the rounding bound"
             assert case.bound[0] > 0 and case.flops > 0 and case.moved > 0
+
+
+def test_samplers_take_the_edges_of_the_seeds():
+    A = problems.BenchmarkProblem("", "", "", lambda: problems.rmat(8, 8)).build()
+    (case,) = bench_sampling.cases(A, 32)
+    assert case.more["edges"] > A.nnz / 4 and case.wrong(case.ours()) == 0
+    (other,) = bench_sampling.cases(A[::-1].tocsr(), 32)
+    assert case.wrong(other.ours()) == np.inf
+    for plan in case.peers.values():
+        try:
+            call = plan()
+        except (ImportError, problems.Unavailable):
+            continue
+        assert case.wrong(call()) == 0
 
 
 def test_peers_can_write_into_memory_that_exists():

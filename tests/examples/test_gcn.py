@@ -66,6 +66,19 @@ def test_the_kinds_of_edges_tell_what_their_union_does_not():
     assert seen > 0.9 > unseen + 0.15
 
 
+@pytest.mark.tier("all")
+def test_sums_tell_graphs_apart_that_means_and_degrees_do_not():
+    data = citations.wired()
+    assert "7200 edges in 300 graphs" in data.summary() and "100 graphs train" in data.summary()
+    assert (np.bincount(np.asarray(data.graph.graph.row_lengths)) == [0, 0, 3600, 2400]).all()
+    assert train.train(data, "whole-gin", 0, epochs=100, quiet=True)[2]["test_accuracy"] > 0.95
+    model, _, found = train.train(data, "whole-sage", 0, epochs=20, quiet=True)
+    logits = np.asarray(model(data.graph, data.features))
+    np.testing.assert_allclose(logits, logits[:1].repeat(300, 0), rtol=1e-5)
+    assert found["test_accuracy"] < 0.6
+    assert {*train.MADE_UP} < {*train.RECIPES}
+
+
 def test_without_the_citations_the_words_do_not_do(made_up):
     nothing = SparseArray.from_dense(np.zeros(made_up.graph.shape, np.float32))
     alone = dataclasses.replace(made_up, graph=nothing)

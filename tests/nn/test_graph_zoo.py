@@ -120,6 +120,24 @@ def test_gatv2(edges, concat, format):
     check(layer, twin, graph, x, y, *([f] if edges else []))
 
 
+@pytest.mark.parametrize("reduce", ["mean", "max", None])
+def test_sparse_features(reduce):
+    """A bag of words gives what its dense array does, parameter by parameter."""
+    graph = SparseArray.from_dense(directed().astype(float))
+    x = np.where(normal(N, IN, seed=2) > 0.3, normal(N, IN), 0)
+    words = SparseArray.from_dense(x)
+    if reduce is None:
+        layer = nn.GATv2Conv(IN, OUT, heads=2, share_weights=True, rngs=nnx.Rngs(0), **FLOAT64)
+    else:
+        layer = nn.SAGEConv(IN, 7, reduce=reduce, rngs=nnx.Rngs(0), **FLOAT64)
+        block = graph[:4]
+        close(layer(block, words), layer(block, x))
+        network = nn.GINConv(lambda x: x, param_dtype=jnp.float64)
+        close(network(graph, words), network(graph, x))
+    loss = nnx.jit(nnx.value_and_grad(lambda layer, x: (layer(graph, x) ** 2).sum()))
+    close(jax.tree.leaves(loss(layer, words)), jax.tree.leaves(loss(layer, x)))
+
+
 def test_gatv2_does_not_read_the_padding():
     graph = graphs.from_edges([[0, 1, 2], [1, 2, 0]])
     batch = graphs.batch([graph], nse=6, num_nodes=5).graph
@@ -159,6 +177,7 @@ def test_rgcn(bases):
     check(layer, snn.RGCNConv(OUT, bases=bases, **FLOAT64), relations, x, y)
     products = str(jax.make_jaxpr(lambda x: layer(relations, x))(x)).count("spmm[")
     assert products == 1
+    close(layer(relations, SparseArray.from_dense(x)), y)
 
 
 def test_rgcn_of_several_kinds_of_nodes():
