@@ -118,9 +118,13 @@ def evaluate(
             "Reference() and a chain of transformations (compiler.Schedule) run"
         )
     if asked.dtype == jnp.bool_:
-        numbers = {name: x.astype(jnp.int32) for name, x in operands.items()}
-        asked_of = dict(format=format, pattern=pattern, nse=nse, schedule=schedule)
-        found = evaluate(expression, **asked_of, **numbers)
+        numbers = {
+            name: x.astype(jnp.int32) if isinstance(x, SparseArray) else jnp.asarray(x, jnp.int32)
+            for name, x in operands.items()
+        }
+        found = evaluate(
+            expression, format=format, pattern=pattern, nse=nse, schedule=schedule, **numbers
+        )
         return found.astype(jnp.bool_)
     if format is None and pattern is None:
         if nse is not None:
