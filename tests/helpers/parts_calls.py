@@ -191,28 +191,30 @@ ATTENTION = {
 
 
 def memory():
-    """Bytes of a device on 2, 4 and 8 devices, of attention over a band and tokens that see and
-    are seen by all."""
-    D = np.abs(np.subtract.outer(np.arange(1024), np.arange(1024))) <= 3
-    D[:, [2, 700]] = D[[2, 700]] = True
-    pattern = SparseArray.from_dense(D.astype(np.float32))
+    """Bytes of a device on 2, 4 and 8 devices, of attention over a band, and over a band and tokens
+    that see and are seen by all."""
+    band = np.abs(np.subtract.outer(np.arange(1024), np.arange(1024))) <= 3
+    tokens = band.copy()
+    tokens[:, [2, 700]] = tokens[[2, 700]] = True
 
     def loss(q, k, v, A):
         return jnp.sum(jnp.sin(parallel.sparse_attention(q, k, v, A)))
 
-    for devices in (2, 4, 8):
-        kinds = dict(devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
-        mesh = jax.make_mesh((devices,), ("x",), **kinds)
-        A = parallel.partition(pattern, mesh, "x", rows="even")
-        over = jax.NamedSharding(mesh, jax.P(None, "x"))
-        q = jax.ShapeDtypeStruct((1, 1024, 4, 32), jnp.float32, sharding=over)
-        row = dict(devices=devices)
-        for way, function in (("forward", loss), ("backward", jax.grad(loss, (0, 1, 2)))):
-            found = jax.jit(function).lower(q, q, q, A).compile().memory_analysis()
-            row[way] = sum(
-                getattr(found, f"{name}_size_in_bytes") for name in ("temp", "argument", "output")
-            )
-        yield row
+    for kind, D, each in (("band", band, (2, 8)), ("tokens", tokens, (2, 4, 8))):
+        pattern = SparseArray.from_dense(D.astype(np.float32))
+        for devices in each:
+            kinds = dict(devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
+            mesh = jax.make_mesh((devices,), ("x",), **kinds)
+            A = parallel.partition(pattern, mesh, "x", rows="even")
+            assert (A.global_rows is None) == (kind == "band")
+            over = jax.NamedSharding(mesh, jax.P(None, "x"))
+            q = jax.ShapeDtypeStruct((1, 1024, 4, 32), jnp.float32, sharding=over)
+            row = dict(devices=devices, kind=kind)
+            for way, function in (("forward", loss), ("backward", jax.grad(loss, (0, 1, 2)))):
+                found = jax.jit(function).lower(q, q, q, A).compile().memory_analysis()
+                sizes = ("temp", "argument", "output")
+                row[way] = sum(getattr(found, f"{name}_size_in_bytes") for name in sizes)
+            yield row
 
 
 def more_entries_than_int32():
