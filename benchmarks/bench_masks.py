@@ -20,6 +20,9 @@ from sgap_jax import CSR, CVS, Format, SparseArray, masks
 def cases(L: int) -> dict[str, Callable[[Format], SparseArray]]:
     documents = np.arange(L) // 512
 
+    def window(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        return (j <= i) & (i - j < 256)
+
     def dilated(i: np.ndarray, j: np.ndarray) -> np.ndarray:
         return (abs(i - j) <= 512) & ((i - j) % 4 == 0)
 
@@ -49,6 +52,8 @@ def cases(L: int) -> dict[str, Callable[[Format], SparseArray]]:
             L, L // 128, 0.99, format=f
         ),
         "`causal(band(L, 513))`": lambda f: masks.causal(masks.band(L, 513, format=f)),
+        "`causal` of documents": lambda f: masks.causal(masks.block_diagonal(documents, format=f)),
+        "`from_function`, window": lambda f: masks.from_function(window, L, format=f),
         "`from_function`, dilated window": lambda f: masks.from_function(dilated, L, format=f),
         "`from_function`, window and sinks": lambda f: masks.from_function(sinks, L, format=f),
         "`from_function`, lookup of documents": lambda f: masks.from_function(
