@@ -78,7 +78,9 @@ def later_transpose(offsets: Any, indices: Any, size: int) -> LaterTranspose:
 def _transpose(offsets: Any, indices: Any, size: int) -> tuple[Any, Any, Any]:
     host = jax.local_devices(backend="cpu")[0]
     with structure.concrete(), jax.default_device(host):
-        return tuple(structure.transpose_structure(offsets, indices, size))
+        found = structure.transpose_structure(offsets, indices, size)
+        # Under `jax.set_mesh` the results are on the mesh, and shard_map refuses to capture them.
+        return tuple(jax.device_put(np.asarray(x)) for x in found)  # does not copy
 
 
 def _applies(a: Rows, b: Rows) -> bool:

@@ -57,6 +57,7 @@ INSTEAD = {
     "getcol": "A[:, j:j + 1]",
     "getnnz": "A.nnz, or A.row_lengths",
     "getrow": "A[i:i + 1]",
+    "has_sorted_indices": "A.checked(), which fails where they are not",
     "imag": "A.with_values(jnp.imag(A.values))",
     "indices": "A.column_indices, or A.row_indices of CSC",
     "indptr": "A.row_offsets, or A.column_offsets of CSC",
@@ -69,16 +70,24 @@ INSTEAD = {
     "real": "A.with_values(jnp.real(A.values))",
     "row": "A.asformat(COO).row_indices",
     "size": "A.nnz, or math.prod(A.shape)",
+    "sort_indices": "A.asformat(COO).asformat(CSR), or A itself, which constructors sort",
     "std": _DENSE,
     "toarray": "A.todense(), or A.to_scipy().toarray()",
     "tobsr": "A.asformat(BCSR(r, c))",
     "tocoo": "A.asformat(COO)",
     "tocsc": "A.asformat(CSC)",
     "tocsr": "A.asformat(CSR)",
+    "todia": "A.to_scipy().todia()",
+    "todok": "A.to_scipy().todok()",
+    "tolil": "A.to_scipy().tolil()",
     "trace": "A.diagonal().sum()",
     "transpose": "A.T",
     "var": _DENSE,
 }
+# Functions of SciPy that keep zero.
+_OF_ENTRIES = ("sqrt", "sin", "tan", "arcsin", "arctan", "sinh", "tanh", "expm1", "log1p", "sign")
+_ROUNDING = ("floor", "ceil", "rint", "trunc")
+INSTEAD |= {f: f"A.with_values(jnp.{f}(A.values))" for f in (*_OF_ENTRIES, *_ROUNDING)}
 
 
 def no_operator() -> TypeError:

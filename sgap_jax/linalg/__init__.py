@@ -1,6 +1,8 @@
 """Linear algebra with a sparse matrix, as `scipy.sparse.linalg` has it: Krylov solvers and their
 preconditioners, triangular systems, norms, eigenvalues, powers, exponentials."""
 
+import typing as _typing
+
 from sgap_jax.linalg.krylov import bicgstab as bicgstab
 from sgap_jax.linalg.krylov import cg as cg
 from sgap_jax.linalg.krylov import gmres as gmres
@@ -15,3 +17,25 @@ from sgap_jax.linalg.spectral import power_iteration as power_iteration
 from sgap_jax.linalg.triangular import ichol as ichol
 from sgap_jax.linalg.triangular import ilu as ilu
 from sgap_jax.linalg.triangular import triangular_solve as triangular_solve
+
+_SOLVERS = "cg, gmres or bicgstab with a preconditioner, such as ilu(A)"
+_INSTEAD = {
+    "LinearOperator": "a function of a vector, which the solvers take in the place of A",
+    "eigs": "power_iteration(A)",
+    "eigsh": "lobpcg(A, X), or power_iteration(A, symmetric=True)",
+    "expm": "expm_multiply(A, B)",
+    "factorized": _SOLVERS,
+    "inv": _SOLVERS,
+    "minres": _SOLVERS,
+    "spilu": "ilu(A)",
+    "splu": "ilu(A), which is incomplete",
+    "spsolve": _SOLVERS + "; triangular_solve for a triangle",
+    "spsolve_triangular": "triangular_solve(A, b)",
+    "svds": "power_iteration(A.T @ A, symmetric=True), the greatest squared",
+}
+
+if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
+
+    def __getattr__(name: str) -> _typing.Any:
+        advice = f": the nearest is {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module 'sgap_jax.linalg' has no attribute {name!r}{advice}")

@@ -191,10 +191,10 @@ def _lobpcg(
     A: SparseArray, X: jax.Array, tol: Any, largest: bool, maxiter: int
 ) -> tuple[jax.Array, jax.Array]:
     fixed = A.with_values(jax.lax.stop_gradient(A.values))
-    bound = norm(fixed, 1)
+    bound = None if largest else norm(fixed, 1)
 
     def times(X: jax.Array) -> jax.Array:
-        return product(fixed, X) if largest else bound * X - product(fixed, X)
+        return product(fixed, X) if bound is None else bound * X - product(fixed, X)
 
     from jax.experimental.sparse.linalg import lobpcg_standard  # takes 0.2 s
 

@@ -315,7 +315,15 @@ def _runs(
 def _evaluated(f: Callable, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """f as booleans that broadcast to [r, c]."""
     op = "from_function"
-    seen = f(rows, keys)
+    try:
+        seen = f(rows, keys)
+    except ValueError as error:
+        if "truth value of an array" not in str(error):
+            raise
+        raise ValueError(
+            f"masks.{op}: f: expected an expression of arrays: `a & b`, `a | b`, `~a` in place "
+            "of `a and b`, `a or b`, `not a`, `(a <= b) & (b < c)` of `a <= b < c`, np.where of if"
+        ) from error
     check_concrete(seen, "f(rows, columns)", f"masks.{op}", TRACED_MASK)
     seen = np.asarray(seen)
     if seen.dtype != np.bool_:

@@ -41,13 +41,17 @@ def check_patterns(op: str, pattern: Pattern | None) -> list[SparseArray]:
     return [split_blocks(one) for one in patterns]
 
 
-def alibi_slopes(heads: int) -> np.ndarray:
+def alibi_slopes(heads: int) -> jax.Array:
     """The slopes of ALiBi, float32 [heads]: 2^(-8 / n), 2^(-16 / n), ... for n heads, a power of
     two; for others those of the next lower power n, and every second one of 2 n.
 
     Source: Press et al. 2022, section 3 and the authors' code.
     """
-    heads = check_count(heads, "heads", "alibi_slopes", 1)
+    # An array of JAX: a score_mod indexes it with a traced head.
+    return jnp.asarray(_slopes(check_count(heads, "heads", "alibi_slopes", 1)))
+
+
+def _slopes(heads: int) -> np.ndarray:
     n = 2 ** int(math.log2(heads))
     own = 2.0 ** (-8 / n * np.arange(1, n + 1))
     between = 2.0 ** (-4 / n * np.arange(1, 2 * (heads - n) + 1, 2))
@@ -58,7 +62,7 @@ def as_slopes(op: str, alibi: Any, heads: int) -> tuple[float, ...] | None:
     """The slopes of a layer from its argument: a flag, or a number for each head."""
     if alibi is None or alibi is False:
         return None
-    slopes = alibi_slopes(heads) if alibi is True else np.asarray(alibi, np.float32)
+    slopes = _slopes(heads) if alibi is True else np.asarray(alibi, np.float32)
     if slopes.shape != (heads,):
         raise ValueError(f"{op}: alibi must be a bool or {heads} slopes, got {list(slopes.shape)}")
     return tuple(float(x) for x in slopes)

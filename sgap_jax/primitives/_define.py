@@ -367,6 +367,8 @@ def check_sparse(op: str, name: str, A: Any) -> None:
             in_parts = f"; sgap_jax.parallel.{op} takes it"
             if op not in OPS_IN_PARTS:
                 in_parts = f"; sgap_jax.parallel has {', '.join(OPS_IN_PARTS)}"
+        elif isinstance(A, np.ndarray | jax.Array):
+            in_parts = "; SparseArray.from_dense makes one, with nse= inside jit"
         raise TypeError(f"{op}: {name} must be a SparseArray, got {found}{in_parts}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")

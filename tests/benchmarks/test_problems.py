@@ -355,3 +355,14 @@ def test_contenders_of_sparse_products_agree(kind):
     assert "ours" in calls and (kind == "gradients" or "scipy" in calls)
     for call in calls.values():
         call()
+
+
+@pytest.mark.tier("all")
+def test_masks_are_timed(capsys):
+    from benchmarks import bench_masks
+
+    bench_masks.main(["--positions", "1024", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines[3:]]
+    assert len(rows) == 2 * len(bench_masks.cases(1024)) and {len(row) for row in rows} == {6}
+    assert rows[0][:3] == ["`band(L, 257)`", "CSR", f"{1024 * 257 - 128 * 129:,}"]

@@ -8,7 +8,7 @@ from battery import BATTERY, array
 from differentiable_ops import close
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, masks
 
 CASE = BATTERY["padded"]
 M, K = CASE.shape
@@ -103,6 +103,20 @@ def test_padding_of_explicit_sharding_is_cut_off():
         values = jax.device_put(jnp.asarray([1.0, 2.0, 3.0, 9.0]), P("x"))
         tree = jax.jit(lambda v: A.with_values(v).asformat(CSF(2)).values)(values)
         np.testing.assert_array_equal(tree, [1, 2, 3])
+
+
+def test_shard_map_captures_a_transpose_that_is_made_on_an_explicit_mesh():
+    """Of a sum, and of a mask, which is made there itself."""
+    A = SparseArray.from_dense(np.eye(4))
+    total = A + A
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        for B in (total, masks.band(4, 3)):
+            X = jax.device_put(np.arange(8, dtype=B.dtype).reshape(4, 2), P(None, "x"))
+            split = jax.shard_map(
+                lambda X, B=B: B.T @ X, in_specs=P(None, "x"), out_specs=P(None, "x")
+            )
+            close(jax.jit(split)(X), B.to_scipy().T @ np.arange(8.0).reshape(4, 2))
 
 
 def test_traced_structure_of_one_pattern():

@@ -340,6 +340,8 @@ def test_a_bias_beside_a_mask():
 def test_slopes_of_alibi():
     np.testing.assert_allclose(nn.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     np.testing.assert_allclose(nn.alibi_slopes(1), [2.0**-8])
+    of_head = jax.jit(lambda h: nn.alibi_slopes(8)[h])  # as a score_mod reads it
+    assert of_head(2) == nn.alibi_slopes(8)[2]
     twelve = [*(2.0 ** -np.arange(1, 9)), *(2.0 ** -np.arange(0.5, 4))]
     np.testing.assert_allclose(nn.alibi_slopes(12), twelve, rtol=1e-6)
     with pytest.raises(ValueError, match="heads must be at least 1"):

@@ -248,6 +248,19 @@ def test_inside_of_shard_map():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), split(*given), each(*given))
 
 
+def test_what_scipy_has_and_is_not_here_names_the_nearest():
+    for name, words in (
+        ("spsolve", "cg, gmres or bicgstab"),
+        ("eigsh", "lobpcg"),
+        ("spilu", "ilu"),
+    ):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': the nearest is {words}"):
+            getattr(linalg, name)
+    assert not hasattr(linalg, "nothing")
+    with pytest.raises(TypeError, match="got ArrayImpl; SparseArray.from_dense makes one"):
+        linalg.ilu(jnp.eye(3))
+
+
 def test_wrong_arguments_are_named():
     A = of(SQUARE)
     hollow = of(SQUARE - np.diag(np.diag(SQUARE)))

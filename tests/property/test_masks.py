@@ -281,6 +281,8 @@ def test_band_and_random(length):
         (lambda: masks.longformer(8, 3, np.ones(7, bool)), "must be 8 booleans, got"),
         (lambda: masks.block_diagonal([[1]]), "segment_ids must be integers of one dimension"),
         (lambda: masks.from_function(lambda i, j: i + j, 4), "f must give booleans, got int64"),
+        (lambda: masks.from_function(lambda i, j: 0 <= i - j < 3, 4), "in place of `a and b`"),
+        (lambda: masks.from_function(lambda i, j: i > j or j < 3, 4), "in place of `a and b`"),
         (
             lambda: masks.from_function(lambda i, j: np.ones((3, 2), bool), 4),
             r"f must give booleans that broadcast to \[4, 4\] .*, got \[3, 2\]",
