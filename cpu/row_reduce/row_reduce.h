@@ -32,7 +32,8 @@ struct RowPhases {
   double* totals;    // [batch, split_rows, 2, V]
 };
 
-enum class RowOperation : uint8_t { kSum, kMax };
+// kMaxOrZero gives zero, where kMax gives -infinity, for a row without entries.
+enum class RowOperation : uint8_t { kSum, kMax, kMaxOrZero };
 
 struct RowReduceArgs {
   Dtype dtype;

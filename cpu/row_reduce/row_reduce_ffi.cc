@@ -1,5 +1,5 @@
-// FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1 and sgap_row_broadcast_csr_v1, and the same
-// handlers for column vectors, sgap_*_cvs_v1.
+// FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1, sgap_row_max_or_zero_csr_v1 and
+// sgap_row_broadcast_csr_v1, and the same handlers for column vectors, sgap_*_cvs_v1.
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +67,13 @@ ffi::Future RowMaxHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
   return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, chunk_nonzeros, m);
 }
 
+ffi::Future RowMaxOrZeroHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                                ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
+                                std::optional<int64_t> m) {
+  return Reduce("row_max", RowOperation::kMaxOrZero, pool, values, offsets, *rows, chunk_nonzeros,
+                m);
+}
+
 ffi::Future RowBroadcastHandler(Pool pool, ffi::AnyBuffer rows, IndexArray offsets,
                                 ffi::Result<ffi::AnyBuffer> values, int64_t chunk_nonzeros,
                                 std::optional<int64_t> m) {
@@ -110,6 +117,10 @@ extern "C" XLA_FFI_Error* RowSumFfi(XLA_FFI_CallFrame* frame) {
 
 extern "C" XLA_FFI_Error* RowMaxFfi(XLA_FFI_CallFrame* frame) {
   return CallWithOptional<int64_t, EachStructure<RowMaxHandler>::Call, Bind>(frame, "rows");
+}
+
+extern "C" XLA_FFI_Error* RowMaxOrZeroFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, EachStructure<RowMaxOrZeroHandler>::Call, Bind>(frame, "rows");
 }
 
 extern "C" XLA_FFI_Error* RowBroadcastFfi(XLA_FFI_CallFrame* frame) {

@@ -19,24 +19,23 @@ void StoreRows(T* target, Vector<Accumulator<T>, kLanes<T>> x, int64_t count) {
   }
 }
 
-// The greatest of each of kCount * kLanes neighbouring rows of a block row, over vectors of
+// The combination of each of kCount * kLanes neighbouring rows of a block row, over vectors of
 // `length` values: register by register, lines of memory would be read again and again.
-template <typename T, int kCount, typename Store>
-void GreatestOfRows(const T* values, int64_t length, int64_t vectors, Store&& store) {
+template <typename T, int kCount, typename Combine, typename Store>
+void CombineRows(const T* values, int64_t length, int64_t vectors, Accumulator<T> identity,
+                 Store&& store) {
   using V = Vector<Accumulator<T>, kLanes<T>>;
-  V greatest[kCount];
+  V combined[kCount];
 #pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) {
-    greatest[i] = V{} - static_cast<Accumulator<T>>(__builtin_inf());
-  }
+  for (int i = 0; i < kCount; ++i) combined[i] = V{} + identity;
   for (int64_t p = 0; p < vectors; ++p, values += length) {
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      greatest[i] = Greatest()(greatest[i], Load<T, kLanes<T>>(values + i * kLanes<T>));
+      combined[i] = Combine()(combined[i], Load<T, kLanes<T>>(values + i * kLanes<T>));
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) store(greatest[i], i * kLanes<T>);
+  for (int i = 0; i < kCount; ++i) store(combined[i], i * kLanes<T>);
 }
 
 template <typename T, typename Walk, typename Combine>
@@ -48,14 +47,14 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
   T* out = static_cast<T*>(args.rows) + at.batch * phases.rows;
   // Calls store(combinations, how many rows they are of, the first row) for a block row.
   const auto reduce = [&](int64_t begin, int64_t end, auto&& store) {
-    if constexpr (std::is_same_v<Walk, Strided<T>> && std::is_same_v<Combine, Greatest>) {
+    if constexpr (std::is_same_v<Walk, Strided<T>>) {
       const T* from = values + begin * phases.length;
       int64_t row = 0;
       const auto some = [&](auto count) {
         constexpr int kRows = decltype(count)::value * kLanes<T>;
         for (; phases.length - row >= kRows; row += kRows) {
-          GreatestOfRows<T, decltype(count)::value>(
-              from + row, phases.length, end - begin,
+          CombineRows<T, decltype(count)::value, Combine>(
+              from + row, phases.length, end - begin, identity,
               [&](auto x, int64_t at) { store(x, kLanes<T>, row + at); });
         }
       };
@@ -82,8 +81,12 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
       });
     }
     for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
-      const int64_t first = r * phases.length;
-      reduce(phases.offsets[r], phases.offsets[r + 1], [&](auto x, int count, int64_t row) {
+      const int64_t first = r * phases.length, begin = phases.offsets[r];
+      if (args.operation == RowOperation::kMaxOrZero && begin == phases.offsets[r + 1]) {
+        for (int64_t i = first; i < first + phases.length && i < phases.rows; ++i) out[i] = T{};
+        continue;
+      }
+      reduce(begin, phases.offsets[r + 1], [&](auto x, int count, int64_t row) {
         const int64_t left = phases.rows - first - row;
         const bool all = std::is_same_v<Walk, OneRow<T>> || count <= left;
         StoreRows(out + first + row, x, all ? count : left);
@@ -114,6 +117,12 @@ void CopyCount(T* target, const T (&lanes)[kLanes<T>], int count) {
   }
 }
 
+// Copies of each row's vector to its entries, where a vector is one of many lanes.
+template <typename T>
+void CopyVectors(const T* row, int64_t length, int64_t vectors, T* to) {
+  for (int64_t p = 0; p < vectors; ++p, to += length) __builtin_memcpy(to, row, length * sizeof(T));
+}
+
 template <typename T, typename Walk>
 void RowBroadcastTask(const RowBroadcastArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_vectors;
@@ -128,6 +137,13 @@ void RowBroadcastTask(const RowBroadcastArgs& args, int64_t task) {
   int64_t r = RowOfEntry(args.offsets, args.block_rows, begin);
   for (int64_t p = begin; p < end; ++r) {
     const int64_t row_end = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
+    if constexpr (std::is_same_v<Walk, Strided<T>>) {
+      if ((r + 1) * args.length <= args.m) {
+        CopyVectors(rows + r * args.length, args.length, row_end - p, values + p * args.length);
+        p = row_end;
+        continue;
+      }
+    }
     Walk::Over(args.length, p, row_end, [&](const Walk& walk, int64_t first, int64_t row) {
       row += r * args.length;
       if constexpr (std::is_same_v<Walk, OneRow<T>>) {

@@ -12,7 +12,7 @@ from sgap_jax.formats.levels import CSR
 from sgap_jax.primitives._define import by_default, check_schedule, check_sparse
 from sgap_jax.primitives._incidence import incidence
 from sgap_jax.primitives.gspmm import REDUCTIONS, Reduction, check_choice, gspmm
-from sgap_jax.primitives.row_reduce import check_entry_values, row_max
+from sgap_jax.primitives.row_reduce import check_entry_values, largest_or_zero
 from sgap_jax.schedules import Schedule
 
 _LONGEST = 1024  # features that the row operations take
@@ -81,8 +81,7 @@ def _aggregate(
     # The kernel of row_max is the faster one where nobody asks which entry attains the maximum.
     @jax.custom_jvp
     def largest(B: SparseArray, A: SparseArray, M: jax.Array) -> jax.Array:
-        found = row_max(A, values=M)
-        return jnp.where(A.row_lengths[:, None] > 0, found, jnp.zeros((), M.dtype))
+        return largest_or_zero(A, M)
 
     @largest.defjvp
     def attained(primals: tuple, tangents: tuple) -> tuple:

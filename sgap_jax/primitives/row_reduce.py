@@ -28,12 +28,13 @@ from sgap_jax.primitives._define import (
     check_sparse,
     define,
     ffi_lowering,
+    jax_lowering,
     launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
 )
-from sgap_jax.primitives._incidence import incidence
+from sgap_jax.primitives._incidence import in_order, incidence
 from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, Schedule
@@ -127,6 +128,17 @@ def _rows(
     return found if found.ndim == 1 else joined(found)
 
 
+def largest_or_zero(A: SparseArray, values: jax.Array) -> jax.Array:
+    """`row_max` of vectors [nnz, d], but zero for a row without entries. Without derivatives."""
+    if values.shape[1] == 0 or not A.is_checked:
+        found = row_max(A, values=values)
+        return jnp.where(A.row_lengths[:, None] > 0, found, jnp.zeros((), values.dtype))
+    A, order = in_row_order(A)
+    (m, _), d = A.shape, values.shape[1]
+    of = dict(rows=m * d, vector_length=d, schedule=None, or_zero=True)
+    return bind(row_max_p, in_order(values, order)[None], A.row_offsets, **of)[0]
+
+
 @partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)
 def _rows_of_vectors(
     A: SparseArray, values: Any, *, primitive: Any, nothing: float, schedule: Schedule | None
@@ -202,6 +214,8 @@ def bind_row_broadcast(data: Any, offsets: Any, count: int, **params: Any) -> An
 
 
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
+# With `or_zero` row_max_p gives zero, in place of -infinity, for a row without entries; that has no
+# derivative here.
 # row_broadcast_p: data [B, m], offsets [m+1] -> [B, nnz], `count` being nnz; padding gets zero
 # `rows` is m. With `vector_length` V the arrays are those of CVS(V): values [B, vectors, V],
 # offsets [ceil(m/V)+1], and `count` is the number of vectors. Where V divides m, rows are
@@ -280,7 +294,13 @@ def row_launch_lowering(
 
 
 def _reduce_abstract_eval(
-    values: Any, offsets: Any, *, rows: int, vector_length: int | None, schedule: Any
+    values: Any,
+    offsets: Any,
+    *,
+    rows: int,
+    vector_length: int | None,
+    schedule: Any,
+    or_zero: bool = False,
 ) -> Any:
     assert values.shape[2:] == value_shape(0, vector_length)[1:]
     return out_aval(values, (values.shape[0], *_row_shape(rows, vector_length)), values.dtype)
@@ -322,8 +342,12 @@ def _reduce_reference(
     rows: int,
     vector_length: int | None,
     schedule: Any,
+    or_zero: bool = False,
 ) -> Any:
     out = row_segments(reduce, values.astype(accumulator(values.dtype)), offsets)
+    if or_zero:
+        filled = (jnp.diff(offsets) > 0).reshape(-1, *[1] * (out.ndim - 2))
+        out = jnp.where(filled, out, jnp.zeros((), out.dtype))
     if vector_length is not None and rows % vector_length:
         out = out.reshape(out.shape[0], math.prod(out.shape[1:]))[:, :rows]
     return out.astype(values.dtype)
@@ -340,16 +364,33 @@ def _row_broadcast_reference(
 
 
 def _reduce_cpu(op: str) -> Any:
-    def cpu(ctx: Any, *operands: Any, schedule: Schedule | None, **of: Any) -> Any:
-        return row_lowering(op, op, ctx, operands, ctx.avals_in[0].shape[1], schedule, of)
+    def cpu(
+        ctx: Any, *operands: Any, schedule: Schedule | None, or_zero: bool = False, **of: Any
+    ) -> Any:
+        stem = f"{op}_or_zero" if or_zero else op
+        return row_lowering(op, stem, ctx, operands, ctx.avals_in[0].shape[1], schedule, of)
 
     return cpu
 
 
 def _reduce_cuda(op: str) -> Any:
-    def cuda(ctx: Any, *operands: Any, schedule: Schedule | None, **of: Any) -> Any:
+    def cuda(
+        ctx: Any, *operands: Any, schedule: Schedule | None, or_zero: bool = False, **of: Any
+    ) -> Any:
         count = ctx.avals_in[0].shape[1]
-        return row_launch_lowering(op, ctx, operands, count, schedule, of, launch_plan)
+        found = row_launch_lowering(op, ctx, operands, count, schedule, of, launch_plan)
+        if not or_zero:
+            return found
+        (out,) = ctx.avals_out
+
+        def filled(rows: Any, offsets: Any) -> Any:
+            own = (jnp.diff(offsets) > 0)[:, None]
+            each = jnp.broadcast_to(own, (own.shape[0], of["vector_length"] or 1))
+            each = each.reshape(-1)[: of["rows"]].reshape(out.shape[1:])
+            return jnp.where(each, rows, jnp.zeros((), out.dtype))
+
+        (found,) = found
+        return jax_lowering(ctx, filled, [found, operands[1]], [out, ctx.avals_in[1]])
 
     return cuda
 
