@@ -136,9 +136,16 @@ def attention(length: int, sparsity: float) -> sp.csr_matrix:
 def global_and_band(length: int, seeing: int, window: int) -> sp.csr_matrix:
     """A mask in which the first `seeing` tokens see all and are seen by all, and the others, in
     sets of 8, see a window of keys around them (BigBird, Longformer)."""
-    at = np.arange(length)
-    near = np.abs(at[:, None] // 8 * 8 + 4 - at) <= window // 2
-    return sp.csr_matrix((near | (at[:, None] < seeing) | (at < seeing)).astype(np.float32))
+    at, keys = np.arange(length), np.arange(-(window // 2), window // 2 + 1)
+    rows, all_of = np.repeat(at, len(keys)), np.arange(seeing)
+    near = (at[:, None] // 8 * 8 + 4 + keys).reshape(-1)
+    rows = np.concatenate([rows, np.repeat(all_of, length), np.tile(at, seeing)])
+    columns = np.concatenate([near, np.tile(at, seeing), np.repeat(all_of, length)])
+    inside = (columns >= 0) & (columns < length)
+    shape = (length, length)
+    found = sp.csr_matrix((np.ones(inside.sum()), (rows[inside], columns[inside])), shape)
+    found.data = np.ones_like(found.data, np.float32)
+    return found
 
 
 def block_band(length: int, block: int = 128) -> sp.csr_matrix:

@@ -22,19 +22,21 @@ that drop under load are not in it.
 
 The sample: all blocks of some multiprocessors, evenly spread, and of the one with the longest row;
 block b runs on multiprocessor b mod their number. Bytes and tensor operations are scaled by the
-number of all blocks over that of the sample.
+number of all blocks over that of the sample. Where all blocks are emulated, each runs, in their
+order, on the multiprocessor that is done first.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-_SAMPLE = 4  # multiprocessors whose blocks are emulated
+SAMPLE = 4  # multiprocessors whose blocks are emulated
 _WARP = 32
 _LANES_OF_L1 = 4  # sectors, and tags, that a wavefront resolves
 _ISSUE = 4  # warp instructions a clock, one for each scheduler
@@ -191,7 +193,7 @@ def resident_blocks(gpu: Gpu, registers: int, threads: int, shared_bytes: int) -
     return max(min(limits), 1)
 
 
-def sample(gpu: Gpu, total: int, longest: int = 0, most: int = _SAMPLE) -> np.ndarray:
+def sample(gpu: Gpu, total: int, longest: int = 0, most: int = SAMPLE) -> np.ndarray:
     """The numbers of the blocks of some multiprocessors, with the one that runs block `longest`."""
     busy = min(total, gpu.multiprocessors)
     chosen = np.unique([*np.linspace(0, busy - 1, most).astype(int), longest % busy])
@@ -228,6 +230,12 @@ class Emulated:
 
 def emulate(gpu: Gpu, launch: Any, longest: float, multiprocessors: int) -> Emulated:
     """Runs the sample of a launch; arguments as of `predict`."""
+    total, across = math.prod(launch.call.grid), launch.call.grid[0]
+    return emulate_blocks(gpu, launch, sample(gpu, total, int(longest * across), multiprocessors))
+
+
+def emulate_blocks(gpu: Gpu, launch: Any, chosen: np.ndarray) -> Emulated:
+    """Runs some blocks of a launch, by their numbers."""
     # From the tests; benchmarks.gpu.predict puts them on the path.
     from cuda_sources import ptx
     from emulated_launch import placed, program
@@ -238,7 +246,6 @@ def emulate(gpu: Gpu, launch: Any, longest: float, multiprocessors: int) -> Emul
     module = program(ptx(call.source, gpu.arch.replace("sm_", "compute_")))
     (entry,) = module.entries
     total = math.prod(call.grid)
-    chosen = sample(gpu, total, int(longest * call.grid[0]), multiprocessors)
     traffic, timeline = Traffic(), Timeline(Latencies(memory=gpu.memory_latency))
     module.run(
         entry,
@@ -258,7 +265,7 @@ def emulate(gpu: Gpu, launch: Any, longest: float, multiprocessors: int) -> Emul
 
 
 def predict(
-    gpu: Gpu, launch: Any, longest: float = 0.0, multiprocessors: int = _SAMPLE
+    gpu: Gpu, launch: Any, longest: float = 0.0, multiprocessors: int = SAMPLE
 ) -> Prediction:
     """Predicts the time of a launch (`benchmarks.gpu.ours.Launch`).
 
@@ -312,8 +319,15 @@ def time_of(
     part, busy = ran.blocks / len(ran.chosen), min(ran.blocks, gpu.multiprocessors)
 
     def slowest(of_block: np.ndarray) -> float:
+        if len(ran.chosen) == ran.blocks:
+            return done_at(of_block, gpu.multiprocessors)
         places = ran.chosen % gpu.multiprocessors
         return float(np.bincount(places, of_block[ran.chosen]).max())
+
+    def in_turn(of_block: np.ndarray) -> float:
+        if len(ran.chosen) == ran.blocks:
+            return done_at(of_block, gpu.multiprocessors * resident)
+        return max(float(of_block.max(initial=0)), slowest(of_block) / resident)
 
     l2_bytes = part * (passed.l2_read + passed.l2_written)
     cycles = np.nan_to_num(ran.timeline.cycles)
@@ -326,8 +340,8 @@ def time_of(
         "L2": l2_bytes / min(gpu.l2_per_clock, _L2_TO_SM * busy),
         "memory": moved / gpu.memory * gpu.clock,
         "tensor": sum(n / (gpu.tensor[kind] * busy) for kind, n in operations.items()),
-        "latency": max(float(cycles.max(initial=0)), slowest(cycles) / resident),
-        "fetch": max(float(fetched.max(initial=0)), slowest(fetched) / resident),
+        "latency": in_turn(cycles),
+        "fetch": in_turn(fetched),
     }
     return Prediction(
         seconds={term: clocks[term] / gpu.clock for term in TERMS},
@@ -343,6 +357,15 @@ def time_of(
         l2_bytes=l2_bytes,
         memory_bytes=moved,
     )
+
+
+def done_at(work: np.ndarray, places: int) -> float:
+    """When the last of some pieces of work is done, if each starts, in order, at the place that is
+    done first."""
+    ends = [0.0] * places
+    for one in work.tolist():
+        heapq.heapreplace(ends, ends[0] + one)
+    return max(ends)
 
 
 def missed_lines(gpu: Gpu, code: Any) -> float:
@@ -393,7 +416,9 @@ def moved_bytes(
 ) -> float:
     """Bytes of the operands and results that the sample touches, each once; results that are zeroed
     before the launch are written then, too. Of a result that is changed in place only the lines
-    that are read or written, as many times as the launch has more blocks than the sample.
+    that are read or written, as many times as the launch has more blocks than the sample; of all
+    operands and results where all blocks were emulated (partial sums have places that few pieces
+    use).
 
     Args:
       buffers: (address, bytes) of the operands and, behind them, of the results.
@@ -416,6 +441,6 @@ def moved_bytes(
             found += min(nbytes, 128 * part * float(end - start))
             continue
         start, end = np.searchsorted(touched, [address, address + nbytes])
-        zeroed = i - operands in call.zero
-        found += nbytes * (int(end > start) + int(zeroed))
+        read = min(nbytes, 128 * float(end - start)) if part == 1 else nbytes * int(end > start)
+        found += read + nbytes * int(i - operands in call.zero)
     return found

@@ -58,8 +58,9 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 // Rows of several pieces: merges their partial results, adds the sink, and writes out and lse.
 //
-// Grid: x over the `merged` elements of the list times the kLength rows of each, y over heads, z
-// over sequences. Each of kShare warps takes every kShare-th piece.
+// Grid: x over the elements of rows of several pieces times the kLength rows of each, taken in turn
+// (most lists have few such rows, and empty elements after them), y over heads, z over sequences.
+// Each of kShare warps takes every kShare-th piece.
 template <class T, int kLength, int kValueSteps, int kColumns, int kShare, bool kVector>
 __global__ void __launch_bounds__(32 * kShare, 1)
     AttentionMergeKernel(const Accumulator<T>* __restrict__ partial,
@@ -77,27 +78,34 @@ __global__ void __launch_bounds__(32 * kShare, 1)
   using Sums = Features<A, 32, kValueSteps, kColumns, kVector>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const RowPiece own = PieceAt(list, pieces + blockIdx.x / kLength, true);
-  const unsigned part = blockIdx.x % kLength, lane = threadIdx.x % 32, share = threadIdx.x / 32;
-  const Size row = Size(unsigned(own.row)) * kLength + part;
-  if (row >= call.m) return;  // the same in all threads of the block
-  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    Online<A, kValueSteps * kColumns> state;
-    state.Clear();
+  const unsigned lane = threadIdx.x % 32, share = threadIdx.x / 32;
+  Size turn = blockIdx.x;
+  RowPiece own = PieceAt(list, pieces + turn / kLength, true);
 #pragma unroll 1
-    for (Index p = own.first + share; p < own.last; p += kShare) {
-      const Size at = ((batch * places + unsigned(p)) * kLength + part) * call.heads + blockIdx.y;
-      Sums sums;
-      sums.Load(partial + at * call.value_depth, true, call.value_depth, lane);
-      Online<A, kValueSteps * kColumns> other;
+  while (Size(unsigned(own.row)) * kLength < call.m) {  // the same in all threads, as below
+    const unsigned part = turn % kLength;
+    const Size row = Size(unsigned(own.row)) * kLength + part;
+    for (Size batch = blockIdx.z; row < call.m && batch < batches; batch += gridDim.z) {
+      Online<A, kValueSteps * kColumns> state;
+      state.Clear();
+#pragma unroll 1
+      for (Index p = own.first + share; p < own.last; p += kShare) {
+        const Size at = ((batch * places + unsigned(p)) * kLength + part) * call.heads + blockIdx.y;
+        Sums sums;
+        sums.Load(partial + at * call.value_depth, true, call.value_depth, lane);
+        Online<A, kValueSteps * kColumns> other;
 #pragma unroll
-      for (int i = 0; i < kValueSteps * kColumns; ++i) other.values[i] = sums.Number(i);
-      other.total() = states[2 * at];
-      other.peak() = states[2 * at + 1];
-      MergeOnline()(state.values, other.values);
+        for (int i = 0; i < kValueSteps * kColumns; ++i) other.values[i] = sums.Number(i);
+        other.total() = states[2 * at];
+        other.peak() = states[2 * at + 1];
+        MergeOnline()(state.values, other.values);
+      }
+      MergeShares<32, kShare, 32 * kShare>(state.values, MergeOnline());
+      if (share == 0) WriteRow<Values>(call, sinks, out, lse, batch, row, blockIdx.y, lane, state);
     }
-    MergeShares<32, kShare, 32 * kShare>(state.values, MergeOnline());
-    if (share == 0) WriteRow<Values>(call, sinks, out, lse, batch, row, blockIdx.y, lane, state);
+    turn += gridDim.x;
+    const Size element = pieces + turn / kLength;
+    own = PieceAt(list, element, element < Size(elements));
   }
 }
 

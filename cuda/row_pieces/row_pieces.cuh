@@ -30,9 +30,9 @@ __device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists) {
 // gradients of attention. `size` is the number of elements of a member of the batch, whose last row
 // may be cut off.
 //
-// Grid: x over the rows of several pieces, y over tiles of kLanes * kColumns numbers, which a block
-// takes in turn where a grid cannot have so many. kShare groups of lanes take every kShare-th
-// piece.
+// Grid: x over the rows of several pieces and y over tiles of kLanes * kColumns numbers, both taken
+// in turn: most lists have few such rows, and empty elements after them. kShare groups of lanes
+// take every kShare-th piece.
 template <class T, int kColumns, int kLanes, int kShare, bool kVector>
 __global__ void __launch_bounds__(kLanes* kShare)
     SumPiecesKernel(const Accumulator<T>* __restrict__ partial, const Index* __restrict__ list,
@@ -41,27 +41,32 @@ __global__ void __launch_bounds__(kLanes* kShare)
                     long long batches, long long sharing) {
   using A = Accumulator<T>;
   MoveToStructure(sharing, 4 * elements - 1, list);
-  const RowPiece own = PieceAt(list, pieces + blockIdx.x, true);
-  if (own.row >= rows) return;  // the same in all threads of the block
   const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
-  const Size step = kShare * Size(width), first = Size(unsigned(own.row)) * width;
-  const Size end = Size(width) < size - first ? Size(width) : size - first;
+  Size element = pieces + blockIdx.x;
+  RowPiece own = PieceAt(list, element, true);
 #pragma unroll 1
-  for (Size tile = blockIdx.y; tile * kLanes * kColumns < width; tile += gridDim.y) {
-    const Size column = (tile * kLanes + lane) * kColumns;
-    const unsigned left = column < end ? unsigned(end - column) : 0;
-    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-      const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
-      A sums[kColumns] = {};
+  while (unsigned(own.row) < rows) {  // the same in all threads of the block
+    const Size step = kShare * Size(width), first = Size(unsigned(own.row)) * width;
+    const Size end = Size(width) < size - first ? Size(width) : size - first;
+#pragma unroll 1
+    for (Size tile = blockIdx.y; tile * kLanes * kColumns < width; tile += gridDim.y) {
+      const Size column = (tile * kLanes + lane) * kColumns;
+      const unsigned left = column < end ? unsigned(end - column) : 0;
+      for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+        const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
+        A sums[kColumns] = {};
 #pragma unroll(sizeof(A) > 4 ? 2 : 4)  // of double, four spill on sm_120
-      for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
-        const auto found = Load<kVector, kColumns>(from, left);
+        for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
+          const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
+          for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
+        }
+        MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());
+        if (share == 0 && left > 0) Store<kVector>(out + batch * size + first + column, left, sums);
       }
-      MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());
-      if (share == 0 && left > 0) Store<kVector>(out + batch * size + first + column, left, sums);
     }
+    element += gridDim.x;
+    own = PieceAt(list, element, element < elements);
   }
 }
 

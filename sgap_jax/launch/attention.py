@@ -15,7 +15,7 @@ from sgap_jax.launch.attention_shapes import (
     types,
 )
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.row_pieces import WorkList, sum_plan
+from sgap_jax.launch.row_pieces import WorkList, merging_blocks, sum_plan
 from sgap_jax.schedules.attention import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -154,7 +154,10 @@ def merge_plan(
         ],
         [*(f"const {x}" for x in reads), operand, wide],
         (*scalars(problem, shapes, scale), *work.scalars),
-        blocks=(work.merged * length, shapes.heads),
+        blocks=(
+            merging_blocks(work.merged * length, shapes.heads * shapes.batch),
+            shapes.heads,
+        ),
         threads=32 * _MERGING_WARPS,
         batch=shapes.batch,
     )

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
-from sgap_jax.schedules.point import pieces_of_rows
+from sgap_jax.schedules.point import LANES_UNDER_WAY, pieces_of_rows
 from sgap_jax.schedules.schedule import GRID_Y
 
 # Elements of the list are (row, first, last, place): struct RowPiece in row_pieces.cuh.
 FIELDS = 4
 _SHARES = 4  # groups of lanes that share the pieces of a row
 _LANES = 32
+_BLOCKS = LANES_UNDER_WAY // (_LANES * _SHARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,13 @@ class WorkList:
         return self.pieces, self.elements, self.places
 
 
+def merging_blocks(most: int, beside: int) -> int:
+    """The blocks of 128 threads in x that merge up to `most` rows, in turn, where the grid has
+    `beside` such columns of blocks: no more than a GPU runs at once, since few rows of a list have
+    several pieces."""
+    return min(most, max(-(-_BLOCKS // max(beside, 1)), 1))
+
+
 def sum_plan(
     work: WorkList, dtype: str, width: int, size: int, batch: int, columns: int
 ) -> KernelCall:
@@ -98,7 +106,7 @@ def sum_plan(
         [TYPES[dtype], columns, _LANES, _SHARES, width % columns == size % columns == 0],
         pointers,
         (*work.scalars, width, size, work.rows, batch),
-        blocks=(work.merged, tiles),
+        blocks=(merging_blocks(work.merged, tiles * batch), tiles),
         threads=_LANES * _SHARES,
         batch=batch,
     )

@@ -21,7 +21,7 @@ from sgap_jax import (
     choose_schedule,
     sparse_attention,
 )
-from sgap_jax.launch import attention_octet
+from sgap_jax.launch import attention_octet, row_pieces
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
 
@@ -177,8 +177,10 @@ def test_octets(tile, length, dtype, sizes, given):
 
 
 def test_neighbouring_rows_and_heads_that_share_a_block(monkeypatch):
-    """As in large problems: 8 warps of a block have sets of rows and heads of their own."""
+    """As in large problems: 8 warps of a block have sets of rows and heads of their own, and rows
+    of several pieces are merged in turn."""
     monkeypatch.setattr(attention_octet, "WARPS_UNDER_WAY", 1)
+    monkeypatch.setattr(row_pieces, "_BLOCKS", 1)
     sizes = dict(depth=64, value_depth=64, heads=12, key_heads=2, batch=1)
     for chunk in (None, 7):
         compare(OCTETS, AttentionTile(8, octet=True, chunk=chunk), 16, "bfloat16", sizes=sizes)
@@ -261,7 +263,7 @@ def test_wrong_chunks_are_refused(wrong):
             "batch * places + unsigned(own.place)) * kLength",
         ),
         ("attention_octet.cuh", "first = valid ? piece.first : 0;", "first = valid ? 0 : 0;"),
-        ("attention_pieces.cuh", "part = blockIdx.x % kLength", "part = 0 * kLength"),
+        ("attention_pieces.cuh", "part = turn % kLength", "part = 0 * kLength"),
         (
             "attention_pieces.cuh",
             "own.place < 0 ? batch * call.keys + own.column",

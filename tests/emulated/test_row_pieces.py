@@ -280,9 +280,12 @@ def test_symbolic_sizes_are_refused_in_a_sentence():
 
 
 def test_more_tiles_of_sums_than_a_grid_has():
-    """The sums of columns, or of dQ, beyond 65535 tiles of 128: blocks take tiles in turn."""
+    """The sums of columns, or of dQ, beyond 65535 tiles of 128: blocks take tiles in turn, and rows
+    where there are more than run at once."""
     wide = sum_plan(WorkList(4, 1000, 8), "float32", 2**24, 2**26, 1, 4)
-    assert wide.grid == (4, 65535, 1)
+    assert wide.grid == (1, 65535, 1)
+    work = WorkList(9000, 90_000, 8)
+    assert [sum_plan(work, "float32", n, 9000 * n, 1, 4).grid[0] for n in (4, 640)] == [2048, 410]
     case = BATTERY["one_heavy_row"]
     values, B = integers(case, 1, case.nnz), integers(case, 1, case.shape[1], 300, seed=1)
     merging = lambda call: replace(call, grid=(call.grid[0], min(call.grid[1], 2), 1))
