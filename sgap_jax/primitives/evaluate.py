@@ -119,8 +119,9 @@ def evaluate(
         )
     if asked.dtype == jnp.bool_:
         numbers = {name: x.astype(jnp.int32) for name, x in operands.items()}
-        asked_of = dict(format=format, pattern=pattern, nse=nse, schedule=schedule)
-        found = evaluate(expression, **asked_of, **numbers)
+        found = evaluate(
+            expression, format=format, pattern=pattern, nse=nse, schedule=schedule, **numbers
+        )
         return found.astype(jnp.bool_)
     if format is None and pattern is None:
         if nse is not None:
