@@ -164,6 +164,13 @@ def test_planetoid_files(data_dir, name, nodes, classes):
     assert np.logical_or(np.isclose(sums, 1, atol=1e-5), sums == 0).all()
 
 
+@pytest.mark.tier("all")
+def test_sage_reaches_the_accuracy_of_the_table(data_dir):
+    data = citations.read(data_dir / "graphs" / "cora_planetoid.npz")
+    found = train.train(data, "sage", 0, epochs=100, quiet=True)[2]["test_accuracy"]
+    assert 100 * found > 80.4 - 2.5
+
+
 @pytest.mark.parametrize("name, accuracy", [("cora", 81.5), ("citeseer", 70.3)])
 def test_gcn_reaches_the_papers_accuracy(data_dir, name, accuracy):
     data = citations.read(data_dir / "graphs" / f"{name}_planetoid.npz")
