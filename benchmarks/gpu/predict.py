@@ -1,4 +1,5 @@
 """Predicted times of the default kernels: python -m benchmarks.gpu.predict [--gpu h100] [--op spmm]
+[--problem attention_1024_90pct]
 
 Needs no GPU: the emulator of the tests counts what a launch does (benchmarks/gpu/model.py says how,
 and what a prediction leaves out). Writes benchmarks/gpu/predicted.csv, where every row says
@@ -42,6 +43,7 @@ from sgap_jax import (
 FILE = ROOT / "benchmarks/gpu/predicted.csv"
 PAGE = ROOT / "docs/predicted.md"
 HEADS = 8  # of attention
+MERGES = ("AttentionMergeKernel", "SumPiecesKernel")  # of pieces of rows
 WEIGHTS, GRAPH = "weights_2048x1024_90pct", "rmat_131k_1m"
 
 # (operation, problem, n, dtype): n is dense columns, features, or those of a head.
@@ -115,14 +117,18 @@ def longest_row(A, transposed: bool) -> float:
     return float(np.argmax(lengths)) / max(len(lengths), 1)
 
 
-def rows(gpu: model.Gpu, case: tuple[str, str, int, str], most: int = 4) -> Iterator[dict]:
-    """A row for each launch of a case; `most` multiprocessors are emulated."""
+def rows(
+    gpu: model.Gpu, case: tuple[str, str, int, str], most: int | None = None
+) -> Iterator[dict]:
+    """A row for each launch of a case; `most` multiprocessors are emulated: by default few, but all
+    in launches that merge pieces of rows, of which few blocks have work."""
     op, name, n, dtype = case
     (problem,) = problems.select(names=[name])
     A = problem.build()
     longest = longest_row(A, "transposed" in op)
     for launch in ours.launches_of(function(op, A, n, dtype)):
-        found = model.predict(gpu, launch, longest, most)
+        few = gpu.multiprocessors if launch.call.kernel in MERGES else model.SAMPLE
+        found = model.predict(gpu, launch, longest, few if most is None else most)
         yield row_of(gpu, case, launch.call.kernel, found)
 
 
@@ -166,10 +172,13 @@ def page(rows: Sequence[dict]) -> list[str]:
     key = ("op", "problem", "n", "dtype", "kernel")
     found: dict[tuple, dict] = {}
     for row in rows:
-        found.setdefault(tuple(str(row[name]) for name in key), {})[row["gpu"]] = row
+        names, nth = tuple(str(row[name]) for name in key), 0
+        while row["gpu"] in found.get((*names, nth), {}):  # such as the sums of dK and of dV
+            nth += 1
+        found.setdefault((*names, nth), {})[row["gpu"]] = row
     header += ["sectors", "lines", "lanes of a load", "registers"]
     body = []
-    for names, of in found.items():
+    for (*names, _), of in found.items():
         cells = [*names]
         for gpu in gpus:
             cells += [of[gpu]["us"], of[gpu]["bound_by"]] if gpu in of else ["left out", ""]
@@ -179,19 +188,33 @@ def page(rows: Sequence[dict]) -> list[str]:
     return [*constants(), "", *table(header, body)]
 
 
+def kept(file: pathlib.Path) -> dict[tuple[str, tuple], list[dict]]:
+    """The rows of a file by GPU and case, of the cases that there are."""
+    found: dict[tuple[str, tuple], list[dict]] = {}
+    if file.exists():
+        with file.open(newline="") as lines:
+            for row in csv.DictReader(lines):
+                case = row["op"], row["problem"], int(row["n"]), row["dtype"]
+                if case in CASES:
+                    found.setdefault((row["gpu"], case), []).append(row)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", choices=model.GPUS, action="append", help="default: h100")
     parser.add_argument("--op", action="append", help="these operations alone")
-    parser.add_argument("--out", type=pathlib.Path, default=FILE)
+    parser.add_argument("--problem", action="append", help="these problems alone")
+    parser.add_argument("--out", type=pathlib.Path, default=FILE, help="other rows of it stay")
     arguments = parser.parse_args(argv)
     sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
-    written: list[dict] = []
+    written = kept(arguments.out)
     for gpu in (model.GPUS[name] for name in arguments.gpu or ["h100"]):
         for case in CASES:
-            if arguments.op and case[0] not in arguments.op:
+            if case[0] not in (arguments.op or case) or case[1] not in (arguments.problem or case):
                 continue
             start = time.monotonic()
+            written.pop((gpu.name, case), None)
             try:
                 found = list(rows(gpu, case))
             except (Unavailable, NotImplementedError) as why:
@@ -203,13 +226,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                     f"{row['us']} us ({row['bound_by']}); {time.monotonic() - start:.0f} s here",
                     flush=True,
                 )
-            written += found
+            written[gpu.name, case] = found
+    gpus = list(dict.fromkeys(name for name, _ in written))
+    of = lambda key: (gpus.index(key[0]), CASES.index(key[1]))  # noqa: E731
+    lines = [row for key in sorted(written, key=of) for row in written[key]]
     with arguments.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(written)
+        writer.writerows(lines)
     if arguments.out == FILE:
-        put(PAGE, page(written))
+        put(PAGE, page(lines))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,8 @@ def main():
         os.environ["JAX_PLATFORMS"] = "cpu"  # the plugin would look for a driver
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         os.environ["SGAP_CUDA_ARCH"] = args.arch
+        import programs
+
         compiler = Compiler(args.arch, pathlib.Path(dump))
         found = {"programs": compiler.programs(args.names)}
         if not args.names:
@@ -70,6 +72,7 @@ def main():
         if args.arch == "sm_90" and not args.names:
             found |= {"collectives": compiler.collectives()}
             found |= {"parts": compiler.parts(), "scattered": compiler.scattered()}
+            found |= {"primitives": sorted(compiler.primitives), "in_two_ways": programs.SLOW}
     print(table(found["programs"]) if args.table else json.dumps(found))
 
 
@@ -98,6 +101,7 @@ class Compiler:
         from jax.sharding import PartitionSpec as P
 
         self.arch, self.dump = arch, dump
+        self.primitives = set()  # of all programs
         self.one = jax.sharding.SingleDeviceSharding(topology(arch, 1)[0])
         self.mesh = Mesh(np.array(topology(arch, DEVICES)), ("x",))
         self.everywhere = NamedSharding(self.mesh, P())
@@ -105,7 +109,7 @@ class Compiler:
         self.batch = self.split(P("x"))
 
     def programs(self, names):
-        """{name: {way: what was found}}; all ways for sm_90."""
+        """{name: {way: what was found}}; all ways for sm_90, except of what takes XLA long."""
         import programs
 
         found = {}
@@ -117,7 +121,7 @@ class Compiler:
                 "forward": self.compiled(programs.forward(case), case.structure, data),
                 "gradient": self.compiled(programs.gradient(case), case.structure, data),
             }
-            if self.arch == "sm_90":
+            if self.arch == "sm_90" and name not in programs.SLOW:
                 of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
                 of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
                 given = case.structure, many, (self.everywhere, self.batch)
@@ -232,10 +236,12 @@ class Compiler:
             return function(structure, data)
 
         start = processor_seconds()
-        lowered = jax.jit(program, **options).lower(*args)
+        traced = jax.jit(program, **options).trace(*args)
+        lowered = traced.lower()
         between = processor_seconds()
         text = lowered.compile().as_text()
         end = processor_seconds()
+        self.primitives |= primitives_of(traced.jaxpr.jaxpr)
         (passed,) = self.dump.glob("*thunk_sequence_after_thunk_passes.txt")
         thunks = passed.read_text()
         for path in self.dump.glob("*jit_program*.*"):  # other programs have empty folders
@@ -255,6 +261,23 @@ class Compiler:
 def processor_seconds():
     """Of all threads and finished child processes: XLA runs ptxas, and other work may be beside."""
     return sum(os.times()[:4])
+
+
+def primitives_of(jaxpr):
+    """Names of the primitives of a program, those within others too."""
+    import jax
+    from jax.extend import core
+
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        inner = jax.tree.leaves(
+            equation.params, is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+        )
+        for one in inner:
+            one = one.jaxpr if isinstance(one, core.ClosedJaxpr) else one
+            found |= primitives_of(one) if isinstance(one, core.Jaxpr) else set()
+    return found
 
 
 def apart(thunks, kind, other):

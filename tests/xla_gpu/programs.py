@@ -21,8 +21,11 @@ from sgap_jax import (
     SparseArray,
     aggregate,
     einsum,
+    evaluate,
+    eye,
     gsddmm,
     gspmm,
+    linalg,
     masks,
     row_max,
     row_sum,
@@ -55,6 +58,12 @@ SPLITS = {
 }
 
 
+# Compiled forward and with the gradient only: XLA takes seconds for each program of these, most of
+# them for prefix sums.
+SLOW = ("spmm in pieces", "spmm in pieces, vectors", "attention in pieces")
+SLOW += ("attention in pieces, vectors", "triangular_solve", "ilu")
+
+
 class Case(NamedTuple):
     function: Any  # of (structure, *data)
     structure: SparseArray
@@ -66,6 +75,24 @@ def random(format=None, dtype=jnp.float32, rows=M, columns=K):
     array = SparseArray.from_scipy(whole)
     array = array if format is None else array.asformat(format)
     return array.with_values(array.values.astype(dtype))
+
+
+def skewed(format=None, dtype=jnp.float32):
+    """A row and a column store all, others few: default schedules cut them into pieces."""
+    dense = np.random.default_rng(0).random((M, K)) < 0.005
+    dense[7] = dense[:, 5] = True
+    array = SparseArray.from_scipy(sp.csr_matrix(dense.astype(np.float32)))
+    array = array if format is None else array.asformat(format)
+    return array.with_values(array.values.astype(dtype))
+
+
+def seen_by_all(format=None):
+    """A mask in which 8 tokens see all and are seen by all, the others a window."""
+    at = np.arange(1024)
+    near = np.abs(at[:, None] // 8 - at // 8) <= 1
+    dense = near | (at[:, None] < 8) | (at < 8)
+    array = SparseArray.from_scipy(sp.csr_matrix(dense.astype(np.float32)))
+    return array if format is None else array.asformat(format)
 
 
 def shape(*sizes, dtype=jnp.float32):
@@ -88,6 +115,9 @@ def cases():
     )
     window, window_of_vectors = masks.band(512, 64), masks.band(512, 64, format=CVS(8))
     edges = shape(csr.nnz, N)
+    long_rows, long_vectors = skewed(), skewed(CVS(8), half)
+    seen, seen_vectors = seen_by_all(), seen_by_all(CVS(8))
+    dominant = square.with_values(square.values * 0.01) + eye(256, format=CSR)
     matrix = assign("ij,jk->ik", {"A": CSR})
     loops = presets.spmm_point(matrix, Schedule.parse("{<1/8 row, 4 col>, 8}"), N)
 
@@ -108,8 +138,15 @@ def cases():
     def three_steps(A, q, k, v):
         return spmm(sparse_softmax(sddmm(A, q, k), scale=0.125), v)
 
-    def heads(keys, dtype):
-        return tuple(shape(1, 512, h, D, dtype=dtype) for h in (8, keys, keys))
+    def heads(keys, dtype, length=512):
+        return tuple(shape(1, length, h, D, dtype=dtype) for h in (8, keys, keys))
+
+    def residual(A, v, x, b):
+        return evaluate("r(i) = b(i) - A(i,j) * x(j)", A=A.with_values(v), x=x, b=b)
+
+    def added(A, v, w):
+        terms = dict(A=A.with_values(v), B=A.T.with_values(w))
+        return evaluate("C(i,j) = A(i,j) + B(i,j)", pattern=A, **terms).values
 
     row = lambda f: lambda A, v: f(A.with_values(v))
     messages = lambda **how: lambda A, v, X: gspmm(A.with_values(v), X, **how)
@@ -185,6 +222,33 @@ def cases():
         "row_max edge vectors": Case(lambda A, v: row_max(A, values=v), csr, (edges,)),
         "sparse_softmax edge vectors": Case(
             lambda A, v: sparse_softmax(A, values=v), csr, (shape(csr.nnz, 8),)
+        ),
+        "spmm in pieces": Case(product(), long_rows, (like(long_rows), shape(K, N))),
+        "spmm in pieces, vectors": Case(
+            product(), long_vectors, (like(long_vectors), shape(K, N, dtype=half))
+        ),
+        "spmm by nonzeros, skewed": Case(product(), long_rows, (like(long_rows), shape(K, 4))),
+        "gspmm max, skewed": Case(
+            messages(reduce="max"), long_rows, (like(long_rows), shape(K, 4))
+        ),
+        "gspmm max, forward mode": Case(
+            lambda A, v, X: jax.jvp(lambda *x: messages(reduce="max")(A, *x), (v, X), (v, X))[1],
+            csr,
+            (like(csr), shape(K, N)),
+        ),
+        "attention in pieces": Case(attention, seen, heads(8, jnp.float32, 1024)),
+        "attention in pieces, vectors": Case(attention, seen_vectors, heads(2, half, 1024)),
+        "evaluate": Case(residual, csr, (like(csr), shape(K), shape(M))),
+        "evaluate at a pattern": Case(added, square, (like(square), like(square))),
+        "triangular_solve": Case(
+            lambda A, v, b: linalg.triangular_solve(A.with_values(v), b),
+            dominant,
+            (like(dominant), shape(256, 4)),
+        ),
+        "ilu": Case(
+            lambda A, v, b: linalg.ilu(A.with_values(v))(b),
+            dominant,
+            (like(dominant), shape(256, 4)),
         ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }

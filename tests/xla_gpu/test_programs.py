@@ -2,14 +2,21 @@
 collectives."""
 
 import functools
+import importlib
 import json
 import os
 import pathlib
+import pkgutil
+import re
 import subprocess
 import sys
 
+import jax
+import jax.extend
 import pytest
 import result_cache
+
+import sgap_jax
 
 pytestmark = pytest.mark.tier("all")
 
@@ -59,6 +66,17 @@ LAUNCHES = {
     "aggregate max": (1, 2),
     "row_max edge vectors": (1, 4),
     "sparse_softmax edge vectors": (1, 2),
+    "spmm in pieces": (2, 5),
+    "spmm in pieces, vectors": (2, 4),
+    "spmm by nonzeros, skewed": (1, 3),
+    "gspmm max, skewed": (2, 5),
+    "gspmm max, forward mode": (2, 4),
+    "attention in pieces": (2, 7),
+    "attention in pieces, vectors": (2, 5),
+    "evaluate": (1, 3),
+    "evaluate at a pattern": (1, 3),
+    "triangular_solve": (0, 1),
+    "ilu": (0, 0),
 }
 COLLECTIVES = {
     "spmm, columns": ({}, {"all-reduce": 1}),  # the gradient of the values is a sum over devices
@@ -73,8 +91,12 @@ COLLECTIVES = {
     "attention, batch": ({}, {}),
     "einsum, an index of the result": ({}, {"all-reduce": 1}),
 }
+# Without a launch on CUDA: they are made of other primitives there, or are plain JAX.
+PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer"}
+# A batch of these is computed in turn, or in plain JAX: with `jit` alone they may take collectives.
+IN_TURN = ("evaluate", "evaluate at a pattern", "triangular_solve", "ilu")
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
-PLAIN = ("spgemm", "spgemm in a capacity", "top_k")
+PLAIN = ("spgemm", "spgemm in a capacity", "top_k", "attention in pieces", *IN_TURN)
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
 SCATTERS = {"spmm blocks": 2}
 
@@ -114,23 +136,50 @@ def group(arch):
 @pytest.mark.seconds(all=60)  # the first compiles all
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_program(name):
-    of = found("sm_90")["programs"][name]
+    of, in_two_ways = found("sm_90")["programs"][name], found("sm_90")["in_two_ways"]
     forward, gradient = LAUNCHES[name]
     expected = {way: gradient for way in of} | {"forward": forward}
     assert {way: one["launches"] for way, one in of.items()} == expected
     assert {way: one["apart"] for way, one in of.items()} == dict.fromkeys(of, 0)
-    assert len(of) == 6
+    assert len(of) == (2 if name in in_two_ways else 6)
     if name not in PLAIN:  # a scan copies its counter
         copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
-        if "-jax-" in PLUGIN.name:  # an earlier JAX copies what a step takes in thunks of their own
+        if (
+            "-jax-" in PLUGIN.name and "scan" in of
+        ):  # an earlier JAX copies what a step takes in thunks of their own
             copies["scan"] = 1 + SCATTERS.get(name, 0)
-        assert copies == {"scan": 1 + SCATTERS.get(name, 0)}
-    assert all(one["collectives"] == {} for one in of.values())
+        assert copies == ({} if name in in_two_ways else {"scan": 1 + SCATTERS.get(name, 0)})
+    inside = {way: one["collectives"] for way, one in of.items() if one["collectives"]}
+    assert set(inside) <= ({"mesh"} if name in IN_TURN else set())
 
 
 @group("sm_90")
 def test_the_table_has_every_program():
     assert set(found("sm_90")["programs"]) == set(LAUNCHES)
+
+
+def test_every_public_operation_is_in_a_program():
+    """Those of the package's primitives; a plan is made outside of programs."""
+    public = {
+        name
+        for name, value in vars(sgap_jax).items()
+        if getattr(value, "__module__", "").startswith("sgap_jax.primitives") and name[0] != "_"
+    }
+    words = set(re.findall(r"\w+", (HERE / "programs.py").read_text()))
+    assert len(public) > 12 and public - words == {"spgemm_plan"}
+
+
+@group("sm_90")
+def test_every_primitive_is_in_a_program():
+    """Also those of gradients, except of what has no launch on CUDA."""
+    every = {
+        value.name
+        for module in pkgutil.iter_modules(sgap_jax.primitives.__path__, "sgap_jax.primitives.")
+        for value in vars(importlib.import_module(module.name)).values()
+        if isinstance(value, jax.extend.core.Primitive)
+    }
+    assert len(every) > 20
+    assert every - set(found("sm_90")["primitives"]) == PLAIN_PRIMITIVES
 
 
 @group("sm_90")
