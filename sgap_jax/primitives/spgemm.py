@@ -492,7 +492,14 @@ def _sparse_product(A: Any, B: Any) -> Any:
             f"SparseArray @ SparseArray: B: expected shape[0] = {A.shape[-1]}, as the last of A's "
             f"dimensions, got shape {B.shape}"
         )
-    return evaluate(text, A=A, B=B, format=COO if A.ndim + B.ndim == 3 else None)
+    if A.ndim + B.ndim == 2:
+        return evaluate(text, A=A, B=B)
+    if checks.is_traced(*jax.tree.leaves((A.index_arrays, B.index_arrays))):
+        raise ValueError(
+            "SparseArray @ SparseArray: the structure of an operand is traced, and how much a sparse "
+            "vector stores is a static size; A @ v.todense() is the dense vector"
+        )
+    return evaluate(text, A=A, B=B, format=COO)
 
 
 StoredArray._sparse_product = _sparse_product

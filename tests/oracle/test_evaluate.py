@@ -131,6 +131,8 @@ def test_products_with_sparse_vectors_by_the_operator():
     np.testing.assert_allclose(slope, (2 * a.T @ a @ DENSE["v"])[DENSE["v"] != 0])
     with pytest.raises(ValueError, match=r"expected shape\[0\] = 5, .*got shape \(7,\)"):
         A @ SparseArray.from_dense(np.ones(7), format=COO)
+    with pytest.raises(ValueError, match=r"A @ v\.todense\(\) is the dense vector"):
+        jax.jit(lambda A, v: A @ v)(A, v)
 
 
 def test_bool_operands():
@@ -142,6 +144,8 @@ def test_bool_operands():
     np.testing.assert_array_equal(product.todense(), a.astype(int) @ d > 0)
     either = jax.jit(lambda A, B: evaluate("C(i,j) = A(i,j) + B(i,j)", A=A, B=B))(A, B)
     np.testing.assert_array_equal(either, a | b)
+    scaled = evaluate("C(i,j) = A(i,j) * c", A=A, c=True)
+    np.testing.assert_array_equal(scaled, a)
 
 
 def test_a_sparse_vector_says_which_columns_are_read():
