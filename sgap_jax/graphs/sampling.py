@@ -149,7 +149,7 @@ class NeighborSampler:
         np.cumsum(offsets, out=offsets)
         order, column, transposed = construct.sort_rows(offsets, self._local[source], k)
         entry = self._entries[picked[order]]
-        room = m * fanout
+        room = min(m * fanout, self._entries.shape[0])  # each node is a target once
         block = of_capacity(self._values[entry], offsets, column, (m, k), room, transposed)
         return block, np.pad(entry, (0, room - entry.shape[0])), new
 

@@ -316,7 +316,7 @@ def _evaluated(f: Callable, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """f as booleans that broadcast to [r, c]."""
     op = "from_function"
     try:
-        seen = f(rows, keys)
+        seen = f(rows.copy(), keys.copy())  # f may work in place
     except ValueError as error:
         if "truth value of an array" not in str(error):
             raise

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from sgap_jax.formats import convert, interop, structure
 from sgap_jax.formats.array import SparseArray
@@ -128,6 +129,8 @@ def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) 
     """Returns x as an array after a check of its shape: [..., n, in_features], dense or sparse, for
     a graph [m, n]. `in_features` None allows any number of features."""
     check_sparse(op, "graph", graph)
+    if scipy.sparse.issparse(x):
+        raise TypeError(f"{op}: x: expected an array; SparseArray.from_scipy(x) is one")
     x = x if isinstance(x, SparseArray) else jnp.asarray(x)
     nodes = graph.shape[1]
     if x.ndim < 2 or x.shape[-2] != nodes or in_features not in (None, x.shape[-1]):

@@ -29,7 +29,8 @@ class GINConv(nnx.Module):
       param_dtype: of eps.
       schedule: of the messages; None lets `choose_schedule` pick.
 
-    Called with (graph, x), as `SAGEConv`. Returns what the network returns.
+    Called with (graph, x), as `SAGEConv`; a sparse x is made dense, integers floating. Returns what
+    the network returns.
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x does not fit the graph.
@@ -59,8 +60,14 @@ class GINConv(nnx.Module):
 def gin_sums(
     graph: SparseArray, x: Any, eps: float | jax.Array, schedule: Schedule | str | None
 ) -> jax.Array:
-    if isinstance(x, SparseArray):
-        x = x.todense()
+    number = eps.dtype if isinstance(eps, jax.Array) else jnp.float32
+
+    def floats(x: Any) -> jax.Array:
+        x = x.todense() if isinstance(x, SparseArray) else jnp.asarray(x)
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(number)
+
     x, own = ends_of("GINConv", graph, x)
+    same, x = own is x, floats(x)
+    own = x if same else floats(own)
     y: jax.Array = jnp.asarray(1 + eps, own.dtype) * own + received(graph, x, "sum", schedule)
     return y

@@ -13,6 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.adjacency import check_features, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
@@ -151,7 +152,10 @@ def ends_of(op: str, graph: Any, x: Any, in_features: int | None = None) -> tupl
         raise ValueError(f"{op}: x: a SparseArray must have shape [n, features], got {x.shape}")
     if m == n:
         return x, x
-    return x, x[:m] if isinstance(x, SparseArray) else x[..., :m, :]
+    if not isinstance(x, SparseArray):
+        return x, x[..., :m, :]
+    x = x.asformat(CSR) if x.format.block_shape else x  # whose blocks m may cut
+    return x, x[:m]
 
 
 def received(graph: SparseArray, x: Any, reduce: Reduction, schedule: Schedule | str | None) -> Any:

@@ -118,8 +118,9 @@ def evaluate(
             "Reference() and a chain of transformations (compiler.Schedule) run"
         )
     if asked.dtype == jnp.bool_:
+        # Sums of ones, which in float32 saturate and never wrap to zero.
         numbers = {
-            name: x.astype(jnp.int32) if isinstance(x, SparseArray) else jnp.asarray(x, jnp.int32)
+            name: x.astype("float32") if isinstance(x, SparseArray) else jnp.asarray(x, "float32")
             for name, x in operands.items()
         }
         found = evaluate(

@@ -496,8 +496,8 @@ def _sparse_product(A: Any, B: Any) -> Any:
         return evaluate(text, A=A, B=B)
     if checks.is_traced(*jax.tree.leaves((A.index_arrays, B.index_arrays))):
         raise ValueError(
-            "SparseArray @ SparseArray: the structure of an operand is traced, and how much a sparse "
-            "vector stores is a static size; A @ v.todense() is the dense vector"
+            "SparseArray @ SparseArray: the structure of an operand is traced, and how much a "
+            "sparse vector stores is a static size; A @ v.todense() is the dense vector"
         )
     return evaluate(text, A=A, B=B, format=COO)
 

@@ -132,8 +132,12 @@ def test_sparse_features(reduce):
         layer = nn.SAGEConv(IN, 7, reduce=reduce, rngs=nnx.Rngs(0), **FLOAT64)
         block = graph[:4]
         close(layer(block, words), layer(block, x))
-        network = nn.GINConv(lambda x: x, param_dtype=jnp.float64)
+        close(layer(block, words.asformat("CVS(4)")), layer(block, x))
+        network = nn.GINConv(lambda x: x, eps=0.5, param_dtype=jnp.float64)
         close(network(graph, words), network(graph, x))
+        close(network(block, (words, words[:4])), network(block, (x, x[:4])))
+        counts = (100 * (x > 0)).astype(np.int8)
+        close(network(graph, SparseArray.from_dense(counts)), network(graph, counts * 1.0))
     loss = nnx.jit(nnx.value_and_grad(lambda layer, x: (layer(graph, x) ** 2).sum()))
     close(jax.tree.leaves(loss(layer, words)), jax.tree.leaves(loss(layer, x)))
 
@@ -206,6 +210,7 @@ def test_rgcn_of_several_kinds_of_nodes():
             "expected a pair",
         ),
         (lambda g, x: nn.GINConv(lambda x: x)(g, x[:3]), ValueError, "x must have shape"),
+        (lambda g, x: nn.GINConv(lambda x: x)(g, g.to_scipy()), TypeError, "from_scipy"),
         (lambda g, x: nn.GATv2Conv(IN, 2, heads=0, rngs=nnx.Rngs(0)), ValueError, "heads must be"),
         (
             lambda g, x: nn.GATv2Conv(IN, 2, rngs=nnx.Rngs(0))(g, x, x),

@@ -146,6 +146,8 @@ def test_bool_operands():
     np.testing.assert_array_equal(either, a | b)
     scaled = evaluate("C(i,j) = A(i,j) * c", A=A, c=True)
     np.testing.assert_array_equal(scaled, a)
+    many = np.ones(1 << 16, bool)  # 2^32 products, which no int32 counts
+    assert evaluate("y = a(i) * b(j)", a=many, b=many)
 
 
 def test_a_sparse_vector_says_which_columns_are_read():

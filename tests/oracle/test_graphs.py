@@ -244,6 +244,8 @@ def test_samples_are_of_the_graph(format):
         used = int(block.row_offsets[-1])
         np.testing.assert_array_equal(block.values[:used], np.asarray(A.values)[entries[:used]])
         assert len(set(np.asarray(entries[:used]).tolist())) == used  # without replacement
+    (every,) = graphs.NeighborSampler(A, [2**31 - 1], 2).sample([7]).blocks
+    assert every.nnz == A.nnz and int(every.row_offsets[-1]) == np.count_nonzero(dense[7])
 
 
 def test_samples_compile_once_and_are_uniform():

@@ -121,6 +121,15 @@ def test_from_function(L, S, format, block, by):
     whole = masks.from_function(lambda i, j: np.True_, L, S, format=format, block=block)
     assert dense(whole).all()
 
+    def in_place(i, j):
+        j -= 1
+        i *= by
+        return (j + i) % 3 == 0
+
+    shifted = lambda i, j: (j - 1 + by * i) % 3 == 0
+    found = masks.from_function(in_place, L, S, format=format, block=block)
+    is_defined_by(found, shifted, (L, S), format)
+
 
 BY_RANGES = {
     "causal": lambda i, j: j <= i,

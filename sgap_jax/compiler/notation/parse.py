@@ -175,7 +175,10 @@ class _Reader:
                 return node.func.id, tuple(indices)
         said = ast.unparse(node)
         if isinstance(node, ast.Call) and said.startswith(("max(", "min(")):
-            raise self.error(f"operands are combined by +, - and *; A.{said[:3]}imum(B) is {said}")
+            raise self.error(
+                f"operands are combined by +, - and *, got {said}; of two sparse arrays "
+                f"A.{said[:3]}imum(B)"
+            )
         if isinstance(node, ast.Subscript):
             raise self.error(f"indices are in parentheses, as in A(i,j), got {said}")
         if isinstance(node, ast.Constant):
