@@ -8,7 +8,7 @@ import scipy.sparse
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_nnz, check_offsets, check_range, is_traced
-from sgap_jax.formats.convert import stored_levels
+from sgap_jax.formats.convert import require_unbatched, stored_levels
 from sgap_jax.formats.direct import places
 from sgap_jax.formats.interop import to_numpy
 from sgap_jax.formats.levels import CSR, CVS, Format
@@ -126,6 +126,7 @@ def _levels(
 def _rows(op: str, pattern: SparseArray, length: int) -> Rows:
     known = pattern.is_checked and np.ndim(pattern.values) == 1 + len(pattern.format.block_shape)
     if known and not is_traced(*jax.tree.leaves(pattern.index_arrays)):
+        require_unbatched(pattern, f"masks.{op}: the mask")
         if pattern.format == _of_length(length):
             return _arrays(pattern)
         own = pattern.format.vector_length
