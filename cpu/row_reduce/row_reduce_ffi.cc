@@ -1,5 +1,5 @@
-// FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1, sgap_row_max_or_zero_csr_v1 and
-// sgap_row_broadcast_csr_v1, and the same handlers for column vectors, sgap_*_cvs_v1.
+// FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1 and sgap_row_broadcast_csr_v1, and the same
+// handlers for column vectors, sgap_*_cvs_v1; sgap_row_max_or_zero_cvs_v1 of these alone.
 #include <memory>
 #include <optional>
 #include <string>

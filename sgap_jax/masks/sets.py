@@ -126,7 +126,7 @@ def _levels(
 def _rows(op: str, pattern: SparseArray, length: int) -> Rows:
     known = pattern.is_checked and np.ndim(pattern.values) == 1 + len(pattern.format.block_shape)
     if known and not is_traced(*jax.tree.leaves(pattern.index_arrays)):
-        require_unbatched(pattern, f"masks.{op}: the mask")
+        require_unbatched(pattern, f"masks.{op}: A")
         if pattern.format == _of_length(length):
             return _arrays(pattern)
         own = pattern.format.vector_length
