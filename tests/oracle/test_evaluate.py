@@ -368,7 +368,7 @@ REFUSED = {
     "y(i) = 2 * A(i,j) * x(j)": r"operands have names; write s \* A\(i,j\) with s=2",
     "y(i) = A[i,j] * x(j)": r"indices are in parentheses, as in A\(i,j\), got A\[i, j\]",
     "y(i) max= A(i,j) * x(j)": r"are added up; gspmm\(A, x, reduce='max'\)",
-    "y(i,j) = min(A(i,j), x(j))": r"A.minimum\(B\) is min\(A\(i, j\), x\(j\)\)",
+    "y(i,j) = min(A(i,j), x(j))": r"of two sparse arrays A.minimum\(B\)",
     "y(i) = A(i,j) / x(j)": r"combined by \+, - and \*, got A\(i, j\) / x\(j\)",
     "y(i) = A(i,j+1) * x(j)": "of indices that are names",
     "y(i,i) = A(i,j) * x(j)": r"indices of y\(i,i\) must differ",
