@@ -88,16 +88,39 @@ __global__ void __launch_bounds__(32 * kShare, 1)
     for (Size batch = blockIdx.z; row < call.m && batch < batches; batch += gridDim.z) {
       Online<A, kValueSteps * kColumns> state;
       state.Clear();
+      const auto at = [&](Index p) {
+        return ((batch * places + unsigned(p)) * kLength + part) * call.heads + blockIdx.y;
+      };
+      // 32 pieces of the warp at once: each lane finds how much one of them weighs.
 #pragma unroll 1
-      for (Index p = own.first + share; p < own.last; p += kShare) {
-        const Size at = ((batch * places + unsigned(p)) * kLength + part) * call.heads + blockIdx.y;
-        Sums sums;
-        sums.Load(partial + at * call.value_depth, true, call.value_depth, lane);
+      for (Index from = own.first + share; from < own.last; from += 32 * kShare) {
         Online<A, kValueSteps * kColumns> other;
+        other.Clear();
+        A total[1] = {0}, peak[1] = {Least<A>()};
+        const Index mine = from + Index(lane) * kShare;
+        if (mine < own.last) {
+          total[0] = states[2 * at(mine)];
+          peak[0] = states[2 * at(mine) + 1];
+        }
+        const A own_peak = peak[0];
+        Group<32>().template Reduce<Greater>(peak);
+        const A weight = TermUnder(peak[0], own_peak);
+        total[0] *= weight;
+        Group<32>().Reduce(total);
+        other.total() = total[0];
+        other.peak() = peak[0];
+        const Index left = (own.last - from + kShare - 1) / kShare, count = left < 32 ? left : 32;
+#pragma unroll 2
+        for (Index i = 0; i < count; ++i) {
+          Sums sums;
+          sums.Load(partial + at(from + i * kShare) * call.value_depth, true, call.value_depth,
+                    lane);
+          const A of_piece = __shfl_sync(~0u, weight, i);
 #pragma unroll
-        for (int i = 0; i < kValueSteps * kColumns; ++i) other.values[i] = sums.Number(i);
-        other.total() = states[2 * at];
-        other.peak() = states[2 * at + 1];
+          for (int j = 0; j < kValueSteps * kColumns; ++j) {
+            other.values[j] += of_piece * sums.Number(j);
+          }
+        }
         MergeOnline()(state.values, other.values);
       }
       MergeShares<32, kShare, 32 * kShare>(state.values, MergeOnline());

@@ -225,21 +225,21 @@ WARPS_UNDER_WAY = LANES_UNDER_WAY // 32 // 4  # of lanes with 128 registers
 _PIECES = (64, 128)  # the least and the most entries of each lane of a piece of a row
 
 
-def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
+def chunk_of(steps: float, lanes: int, longest: int, most: int = _PIECES[1]) -> int | None:
     """The most entries of a piece of a row for `lanes` lanes that share it; None where rows need
     not be cut: where the longest row is at most two pieces, or takes less than twice `steps`, those
     that all of the work takes, divided evenly among the lanes that a GPU runs at once.
 
     A piece takes about as many entries as these steps, but at least 64 for each lane, because a
-    piece that is not all of its row writes and reads its sums once more, and at most 128, so that
-    the last pieces to start end soon after the others. Predicted by the emulator's count of
-    instructions (tests/emulated/test_critical_path.py), not measured: for n = 128 a product with an
-    R-MAT graph of 2^17 vertices takes 1.23 times as long as one with rows of one length, of which
-    the second launch is 0.11, and with whole rows 26 times. Pieces of 64, 96 and 192: 1.32, 1.25
-    and 1.23. Graphs of 2^18, 2^16 and 2^15 vertices with as many edges for each: 1.17, 1.27 and, as
-    the steps of all the work are fewer than a piece has, 1.57.
+    piece that is not all of its row writes and reads its sums once more, and at most `most` (128 of
+    a product), so that the last pieces to start end soon after the others. Predicted by the
+    emulator's count of instructions (tests/emulated/test_critical_path.py), not measured: for n =
+    128 a product with an R-MAT graph of 2^17 vertices takes 1.23 times as long as one with rows of
+    one length, of which the second launch is 0.11, and with whole rows 26 times. Pieces of 64, 96
+    and 192: 1.32, 1.25 and 1.23. Graphs of 2^18, 2^16 and 2^15 vertices with as many edges for
+    each: 1.17, 1.27 and, as the steps of all the work are fewer than a piece has, 1.57.
     """
-    least, most = _PIECES
+    least = _PIECES[0]
     chunk = min(max(1 << (max(math.ceil(steps), 1) - 1).bit_length(), least), most) * lanes
     return chunk if longest >= 2 * max(chunk, steps * lanes) else None
 

@@ -38,6 +38,9 @@ def _nvrtc():
 # A mask with rows and a column that see everything: global tokens.
 GLOBAL = from_row_lengths("global", 41, [41, 2, 1, 3, 0, 41, 2, 1, 1, 4, 0])
 
+# A row that the lanes of the four warps that merge it have more than one piece of, each.
+LONG = from_row_lengths("long", 270, [270, 2, 0, 3])
+
 
 # Block rows of 8, 16 and 32 rows of which one sees everything.
 OCTETS = from_row_lengths("octets", 90, [2] * 33 + [90] + [1] * 210)
@@ -126,6 +129,12 @@ def test_values_and_gradients(name, length):
 def test_bias_sinks_lengths_and_causality(given):
     """With lengths and causality whole pieces are masked: they leave a peak of -infinity."""
     compare(GLOBAL, AttentionTile(8, chunk=4), 2, **given)
+
+
+@pytest.mark.parametrize("given", [{}, dict(lengths=True, is_causal=True, sinks=True)], ids=str)
+def test_more_pieces_of_a_row_than_lanes_that_merge_them(given):
+    """With lengths and causality the later pieces of a lane leave a peak of -infinity."""
+    compare(LONG, AttentionTile(8, chunk=2), **given)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
@@ -254,7 +263,11 @@ def test_wrong_chunks_are_refused(wrong):
     [
         ("attention_pieces.cuh", "MergeOnline()(state.values, other.values);", "state = other;"),
         ("attention_pieces.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
-        ("attention_pieces.cuh", "p += kShare", "p += 2 * kShare"),
+        ("attention_pieces.cuh", "from += 32 * kShare", "from += 31 * kShare"),
+        ("attention_pieces.cuh", "(peak);", "(total);"),
+        ("attention_pieces.cuh", "from + i * kShare", "from + i"),
+        ("attention_pieces.cuh", "total[0] *= weight;", ""),
+        ("attention_pieces.cuh", "+= of_piece * sums", "+= sums"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_octet_keys.cuh", "to < most ? row_indices[start + to] : far", "far"),
         (
@@ -283,6 +296,7 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
                 compare(OCTETS, AttentionTile(8, 2, octet=True, chunk=5), 16, "float16")
             else:
                 compare(GLOBAL, AttentionTile(8, chunk=2), 2)
+                compare(LONG, AttentionTile(8, chunk=2))
         except jax.errors.JaxRuntimeError as error:  # a fault of the emulator, within a callback
             raise AssertionError(str(error)) from None
 
