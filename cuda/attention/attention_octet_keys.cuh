@@ -23,6 +23,7 @@ struct KeyLists {
   unsigned next[kTiles], last[kTiles];  // the vectors of the lane's keys that remain
   unsigned stop;                        // end of the warp's range of block rows
   unsigned base, any;                   // the window's first block row; bits of stored ones
+  unsigned of_tile[kTiles];             // bits of those that store a key of a tile
   // For keys 2t and 2t + 1 of a tile: bits of the block rows that store them, and the position of
   // the first such vector.
   unsigned stored[kTiles][2], at[kTiles][2];
@@ -56,10 +57,20 @@ struct KeyLists {
     const Index far = 0x7fffffff;
     const Index low = from == 0 ? 0 : from < most ? row_indices[start + from] : far;
     const Index high = to < most ? row_indices[start + to] : far;
+    // The two bounds of each key side by side, so that they are searched for in the same rounds.
+    unsigned begin[2 * kTiles], end[2 * kTiles];
+    Index row[2 * kTiles];
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      begin[i] = next[i / 2];
+      end[i] = last[i / 2];
+      row[i] = i % 2 == 0 ? low : high;
+    }
+    FirstByFour(row_indices, begin, end, row);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      next[i] = FirstFrom(row_indices, next[i], last[i], low);
-      last[i] = FirstFrom(row_indices, next[i], last[i], high);
+      next[i] = begin[2 * i];
+      last[i] = begin[2 * i + 1];
     }
   }
   // Keeps range `share` of kShare nearly equal ranges of block rows.
@@ -78,10 +89,14 @@ struct KeyLists {
       high = __reduce_max_sync(~0u, high);
       const unsigned each = high > low ? (high - low + kShare - 1) / kShare : 0;
       stop = low + (share + 1) * each;
+      unsigned end[kTiles];
+      Index row[kTiles];
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        next[i] = FirstFrom(row_indices, next[i], last[i], Index(low + share * each));
+        end[i] = last[i];
+        row[i] = Index(low + share * each);
       }
+      FirstByFour(row_indices, next, end, row);
     }
   }
   // The block rows of the window that store one of the lane's keys, as bits. If a block row stores
@@ -135,10 +150,10 @@ struct KeyLists {
         stored[i][e] = __shfl_sync(~0u, own, threadIdx.x % 4 * 8 + e * 4);
         at[i][e] = __shfl_sync(~0u, next[i], threadIdx.x % 4 * 8 + e * 4);
       }
-      any |= own;
+      of_tile[i] = __reduce_or_sync(~0u, own);
+      any |= of_tile[i];
       next[i] += __popc(own);
     }
-    any = __reduce_or_sync(~0u, any);
     return true;
   }
 };
@@ -179,15 +194,19 @@ struct OctetKeys {
       for (int j = 0; j < 8 * kValueSteps; ++j) of_value[i][j / 4][j % 4] = 0;
     }
   }
-  // Adds the contribution of two rows of a head in each lane: `rows`, at bit `bit` of the window.
+  // Adds the contribution of two rows of a head in each lane: `rows`, at bit `bit` of the window;
+  // `step` has those of all lanes. Where these rows store no key of a tile, its terms are zero.
+  // bias() is the bias of the head.
+  template <class Bias>
   __device__ void Add(const AttentionCall& call, KeyFragments<T, kSteps, kVector>& query,
                       KeyFragments<T, kValueSteps, kVector>& cotangent, const Index (&rows)[2],
-                      unsigned bit, float (&lse)[2], const float (&delta)[2], float scale,
-                      const float* bias, const Index* permutation) {
+                      unsigned bit, unsigned step, float (&lse)[2], const float (&delta)[2],
+                      float scale, const Bias& bias, const Index* permutation) {
     float s[kTiles][4] = {}, ds[kTiles][4] = {}, finite = 0;
-    unsigned of_s[kTiles][2], of_ds[kTiles][2];
+    unsigned of_s[kTiles][2] = {}, of_ds[kTiles][2] = {};
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
+      if (kTiles > 1 && !(lists.of_tile[i] & step)) continue;
       query.Multiply(key[i], s[i]);
       cotangent.Multiply(value[i], ds[i]);
 #pragma unroll
@@ -199,6 +218,7 @@ struct OctetKeys {
     if (__any_sync(~0u, finite != 0)) ClearRows(query, cotangent, lse);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
+      if (kTiles > 1 && !(lists.of_tile[i] & step)) continue;
       bool kept[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -206,7 +226,7 @@ struct OctetKeys {
         kept[j] = rows[j / 2] >= from && (lists.stored[i][j % 2] >> bit & 1);
         s[i][j] *= scale;
       }
-      if (call.Has(kHasBias)) AddBias(i, bit, rows, kept, bias, permutation, s[i]);
+      if (call.Has(kHasBias)) AddBias(i, bit, rows, kept, bias(), permutation, s[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (!kept[j]) s[i][j] = Least<float>();
@@ -220,6 +240,7 @@ struct OctetKeys {
   }
   __device__ void AddBias(int tile, unsigned bit, const Index (&rows)[2], const bool (&kept)[4],
                           const float* bias, const Index* permutation, float (&s)[4]) const {
+    asm volatile("" : "+r"(bit));  // positions are not computed where there is no bias
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (!kept[j]) continue;
@@ -292,13 +313,14 @@ __device__ __forceinline__ void DifferentiateKeys(
 #pragma unroll 1
       for (unsigned left = own.lists.any; left != 0;) {
         // With V = 8 a step takes two block rows: lanes of g < 4 have the first.
-        unsigned bit = __ffs(left) - 1;
+        unsigned bit = __ffs(left) - 1, step = left;
         left &= left - 1;
         if (kLength == 8) {
           const bool both = left != 0;
           if (g >= 4) bit = both ? __ffs(left) - 1 : 32;
           left &= left - 1;
         }
+        step ^= left;
 #pragma unroll 1
         for (unsigned part = 0; part < kLength; part += 16) {
           Index rows[2];
@@ -323,8 +345,9 @@ __device__ __forceinline__ void DifferentiateKeys(
               of_lse[r] = TermsUnder(RowAt(all_lse + head, row, unsigned(call.heads) * 4)[0]);
               of_delta[r] = RowAt(all_delta + head, row, unsigned(call.heads) * 4)[0];
             }
-            own.Add(call, query, cotangent, rows, bit, of_lse, of_delta, scale,
-                    call.Bias(bias, batch, first_head + head, kLength), permutation);
+            own.Add(
+                call, query, cotangent, rows, bit, step, of_lse, of_delta, scale,
+                [&] { return call.Bias(bias, batch, first_head + head, kLength); }, permutation);
           }
         }
       }

@@ -43,18 +43,44 @@ __device__ inline Index RowFrom(const Index* row_offsets, unsigned row, unsigned
   return RowBetween(row_offsets, row, row + step < rows ? row + step : rows, p);
 }
 
-// The first entry of `first` to last - 1 that is in `row` or later, given that the rows ascend;
-// `last` where there is none.
-__device__ inline unsigned FirstFrom(const Index* rows, unsigned first, unsigned last, Index row) {
-  while (first < last) {
-    const unsigned middle = first + (last - first) / 2;
-    if (rows[middle] < row) {
-      first = middle + 1;
-    } else {
-      last = middle;
+// Several searches at once: sets first[i] and last[i] to the first entry of first[i] to last[i] - 1
+// that is in row[i] or later, given that the rows ascend, or to last[i] where there is none. Four
+// lanes side by side have the same arguments, and all lanes of a warp must call together: they look
+// at four entries of each range in a round, whose loads are under way at once. The first round
+// finds row r where the range has every row from 0 on, or none from r on; each other one divides a
+// range by 5.
+template <int kMany>
+__device__ inline void FirstByFour(const Index* rows, unsigned (&first)[kMany],
+                                   unsigned (&last)[kMany], const Index (&row)[kMany]) {
+  const unsigned lane = threadIdx.x % 4, others = threadIdx.x % 32 - lane;
+  unsigned from[kMany], apart[kMany];  // the first of the four entries, and how far the others are
+#pragma unroll
+  for (int i = 0; i < kMany; ++i) {
+    const unsigned size = first[i] < last[i] ? last[i] - first[i] : 0;
+    from[i] = first[i] + (unsigned(row[i]) < size ? unsigned(row[i]) : size);
+    from[i] -= from[i] > first[i];
+    apart[i] = 1;
+  }
+  while (true) {
+    bool before[kMany], any = false;
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) any |= first[i] < last[i];
+    if (!__any_sync(~0u, any)) return;
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) {
+      const unsigned probe = from[i] + lane * apart[i];
+      before[i] = probe < last[i] && rows[probe] < row[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) {
+      const unsigned passed = __popc(__ballot_sync(~0u, before[i]) >> others & 15);
+      const unsigned end = from[i] + passed * apart[i];
+      if (passed < 4 && end < last[i]) last[i] = end;
+      if (passed > 0) first[i] = end - apart[i] + 1;
+      apart[i] = first[i] < last[i] ? (last[i] - first[i]) / 5 + 1 : 1;
+      from[i] = first[i] + apart[i] - 1;
     }
   }
-  return first;
 }
 
 }  // namespace sgap

@@ -228,9 +228,8 @@ def lengths_of(launch, elements_of_block):
 @pytest.mark.seconds(all=40)
 def test_attention_on_tensor_cores_with_global_tokens_against_rows_of_one_length():
     """16384 tokens of which 8 see and are seen by all, 8 heads of 64 features, against as many
-    entries in rows of one length: forward with its merge takes 1.21 of the time and dQ 1.23. dK
-    with dV take 1.34: the 8 keys that all see share their set of 16 with keys that few see, and
-    each piece searches for its block rows. (Of 4096 tokens each warp has but two or three.)"""
+    entries in rows of one length: forward with its merge takes 1.21 of the time, dQ 1.23 and dK
+    with dV 1.26. (Of 4096 tokens each warp has but two or three.)"""
     require_nvdisasm()
     size, gpu, found = 16_384, model.H100, {}
     for seeing, window in ((8, 64), (0, 80)):
@@ -250,4 +249,4 @@ def test_attention_on_tensor_cores_with_global_tokens_against_rows_of_one_length
             total[way] += clocks(gpu, launch, kinds)
         found[seeing] = total
     ratios = {way: found[8][way] / found[0][way] for way in found[0]}
-    assert max(ratios["forward"], ratios["rows"]) <= 1.3 and ratios["keys"] <= 1.4, ratios
+    assert max(ratios.values()) <= 1.3, ratios
