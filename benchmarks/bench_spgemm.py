@@ -1,7 +1,9 @@
 """Products of two sparse matrices: python -m benchmarks.bench_spgemm [--quick] [--out FOLDER]
 
 `once` is A B from scratch: the structure of the result and its values. `values` is with the
-structure known, inside jit; the peers have nothing like it and do the work of `once`.
+structure known, inside jit; the peers have nothing like it and do the work of `once`. `memory` is
+the peak growth of a fresh process's resident set during `A @ B`, and the operands, over operands
+and result.
 `gradients` is the value and the gradients of sum((A B)^2) in the values of A and B. `sum` and
 `elementwise` are A + B and A * B; there `x_one_thread` is our kernel on one thread, and SciPy has
 one thread. Rows are written as they are measured.
@@ -10,13 +12,16 @@ one thread. Rows are written as they are measured.
 import argparse
 import operator
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from benchmarks import harness, machine, problems, timing
+from benchmarks import attention_memory, harness, machine, problems, timing
+from benchmarks.peers import taco
 from sgap_jax import SparseArray, spgemm, spgemm_plan
 from sgap_jax.runtime.native import native
 
@@ -146,6 +151,7 @@ PEERS = {
     "sparse_dot_mkl": with_mkl,
     "torch_csr": with_torch,
     "graphblas": with_graphblas,
+    "taco": taco.product,
 }
 
 
@@ -179,7 +185,7 @@ def products(A, B, keep_structure):
     for name, peer in PEERS.items():
         try:
             calls[name] = peer(A, B)
-        except ImportError as reason:
+        except (ImportError, problems.Unavailable) as reason:
             print(f"# {name}: {reason}")
             continue
         check(name, calls[name](), right)
@@ -228,6 +234,31 @@ def merges(A, B, sign):
     }
 
 
+def memory(name):
+    """Peak bytes over those of operands and result, in this process, which has made none before."""
+    A, B = PROBLEMS[name]()
+    own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
+    small = SparseArray.from_scipy(built(poisson(6)))
+    small @ small  # loads code
+    held = sum(x.nbytes for X in ({id(A): A, id(B): B}).values() for x in _arrays(X))
+    grown = attention_memory.growth(lambda: spgemm(*own))
+    made = sum(x.nbytes for x in _arrays(spgemm(*own).to_scipy()))
+    return (held + grown) / (held + made)
+
+
+def _arrays(X):
+    return X.indptr, X.indices, X.data
+
+
+def memory_apart(name):
+    """`memory` in a process of its own; None where that is not known."""
+    if not attention_memory.resident_is_known():
+        return None
+    command = [sys.executable, "-m", "benchmarks.bench_spgemm", "--memory", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
 KINDS = {
     "once": lambda A, B: products(A, B, False),
     "values": lambda A, B: products(A, B, True),
@@ -244,7 +275,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="two problems; writes no file")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
     parser.add_argument("--only", nargs="*", help="parts of problems' names; joins the file's rows")
+    parser.add_argument("--memory", choices=PROBLEMS, help="only prints that of one problem")
     args = parser.parse_args(argv)
+    if args.memory:
+        return print(memory(args.memory))
     folder = args.out or (None if args.quick else machine.results_dir())
     about_run = harness.stamp()
     chosen = [(name, make, KINDS) for name, make in PROBLEMS.items()]
@@ -269,6 +303,9 @@ def main(argv: list[str] | None = None) -> None:
             row = {"problem": f"{name}: {kind}", "us": 1e6 * own}
             row |= {f"x_{peer}": x.seconds / own for peer, x in found.items()}
             ratios = ", ".join(f"{peer} {x.seconds / own:.2f}" for peer, x in found.items())
+            if kind == "once" and (folder or args.only) and (held := memory_apart(name)):
+                row["memory"] = held
+                ratios += f" | memory {held:.2f}"
             print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
             if folder:
                 row = {"n": "", "schedule": ""} | row | about_run

@@ -79,12 +79,20 @@ class WithIsa {
   const std::string before_;
 };
 
+RowSums SumsOf(const std::string& name) {
+  if (name.empty()) return RowSums::kAny;
+  if (name == "hash") return RowSums::kHash;
+  if (name == "hash, unsorted") return RowSums::kHashUnsorted;
+  throw std::invalid_argument("sums: expected hash or hash, unsorted, got " + name);
+}
+
 // (offsets, indices, bytes of the values), or None where there would be too many entries.
 nb::object Product(const Ints& a_offsets, const Ints& a_indices, const Bytes& a_values,
                    const Ints& b_offsets, const Ints& b_indices, const Bytes& b_values,
                    int64_t columns, const std::string& dtype, int64_t threads,
-                   const std::string& isa) {
+                   const std::string& isa, const std::string& sums) {
   const Dtype type = DtypeOf(dtype);
+  const RowSums rows = SumsOf(sums);
   const DirectMatrix b = MatrixOf(b_offsets, b_indices, &b_values, type, columns);
   const DirectMatrix a = MatrixOf(a_offsets, a_indices, &a_values, type, b.rows);
   const WithIsa chosen(isa);
@@ -92,7 +100,7 @@ nb::object Product(const Ints& a_offsets, const Ints& a_indices, const Bytes& a_
   bool fits;
   {
     const nb::gil_scoped_release released;
-    fits = DirectProduct(a, b, type, threads, result);
+    fits = DirectProduct(a, b, type, rows, threads, result);
   }
   if (!fits) return nb::none();
   const size_t count = result.entries;
@@ -166,7 +174,7 @@ nb::object MergePlaces(const Ints& a_offsets, const Ints& a_indices, const Ints&
 void DefineDirect(nb::module_& module) {
   module.def("product", &Product, nb::arg("a_offsets"), nb::arg("a_indices"), nb::arg("a_values"),
              nb::arg("b_offsets"), nb::arg("b_indices"), nb::arg("b_values"), nb::arg("columns"),
-             nb::arg("dtype"), nb::arg("threads"), nb::arg("isa") = "");
+             nb::arg("dtype"), nb::arg("threads"), nb::arg("isa") = "", nb::arg("sums") = "");
   module.def("merge", &MergeValues, nb::arg("a_offsets"), nb::arg("a_indices"), nb::arg("a_values"),
              nb::arg("b_offsets"), nb::arg("b_indices"), nb::arg("b_values"), nb::arg("columns"),
              nb::arg("merge"), nb::arg("dtype"), nb::arg("threads"), nb::arg("isa") = "");

@@ -61,6 +61,7 @@ from sgap_jax.runtime.native import keep_memory as keep_memory
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules import AttentionTile as AttentionTile
 from sgap_jax.schedules import CpuTile as CpuTile
+from sgap_jax.schedules import HashRows as HashRows
 from sgap_jax.schedules import OctetTile as OctetTile
 from sgap_jax.schedules import PaperOctetTile as PaperOctetTile
 from sgap_jax.schedules import Problem as Problem

@@ -55,6 +55,13 @@ KERNELS = {
         "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,r),"
         "parallelize(ipos0,CPUThread,NoRaces)",
     ),
+    # Rows in a workspace, and a result that is assembled first.
+    "spgemm": (
+        "C(i,j)=A(i,k)*B(k,j)",
+        {"A": "ds", "B": "ds", "C": "ds"},
+        "reorder(i,k,j),precompute(A(i,k)*B(k,j),j,j),assemble(C,Insert),"
+        "parallelize(i,CPUThread,NoRaces)",
+    ),
 }
 
 
@@ -96,6 +103,13 @@ def library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(kept))
 
 
+def _with_threads(name: str) -> ctypes.CDLL:
+    kernels, threads = library(name), ctypes.CDLL("libgomp.so.1")
+    threads.omp_set_num_threads(machine.threads())
+    threads.omp_set_schedule(DYNAMIC, 1)
+    return kernels
+
+
 def tensor(values: np.ndarray, shape, levels=(), keep: list | None = None) -> Tensor:
     """`levels`: (offsets, coordinates) of each compressed level, () of a dense one."""
     keep = [] if keep is None else keep
@@ -127,10 +141,7 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0, fresh: bool =
     """
     from benchmarks.peers.common import aligned
 
-    kernels = library(name)
-    threads = ctypes.CDLL("libgomp.so.1")
-    threads.omp_set_num_threads(machine.threads())
-    threads.omp_set_schedule(DYNAMIC, 1)
+    kernels = _with_threads(name)
     places = (len(levels[shared - 1][1]), *shape[shared:]) if shared else shape
     out, keep = aligned(places), []
     out[...] = 0
@@ -153,3 +164,48 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0, fresh: bool =
         return new
 
     return afresh if fresh else call
+
+
+class Product:
+    """A sparse result in memory of its own, which TACO's code takes from the heap."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape, self.alive = shape, []
+        nothing = np.zeros(0, np.int32)
+        levels = (), (nothing, nothing)
+        self.tensor = tensor(np.zeros(0, np.float32), shape, levels, self.alive)
+        for i in (0, 1):
+            self.tensor.indices[1][i] = None
+        self.tensor.vals = None
+
+    def _arrays(self):
+        return (*(self.tensor.indices[1][i] for i in (0, 1)), self.tensor.vals)
+
+    def to_csr(self):
+        offsets, indices, values = self._arrays()
+        int32, float32 = (ctypes.POINTER(x) for x in (ctypes.c_int32, ctypes.c_float))
+        offsets = np.ctypeslib.as_array(ctypes.cast(offsets, int32), (self.shape[0] + 1,)).copy()
+        count = (int(offsets[-1]),)
+        indices = np.ctypeslib.as_array(ctypes.cast(indices, int32), count).copy()
+        return offsets, indices, np.ctypeslib.as_array(ctypes.cast(values, float32), count).copy()
+
+    def __del__(self):
+        free = ctypes.CDLL(None).free
+        for array in self._arrays():
+            free(ctypes.c_void_p(array))
+
+
+def product(A, B):
+    """A call that makes A B of two matrices in CSR: TACO's `assemble` and `compute`."""
+    kernels, keep = _with_threads("spgemm"), []
+    operands = [
+        ctypes.byref(tensor(X.data, X.shape, ((), (X.indptr, X.indices)), keep)) for X in (A, B)
+    ]
+
+    def call(alive=keep):
+        found = Product((A.shape[0], B.shape[1]))
+        for step in (kernels.assemble, kernels.compute):
+            step(ctypes.byref(found.tensor), *operands)
+        return found
+
+    return call

@@ -19,9 +19,12 @@ namespace sgap {
 namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kSmallPages = 4 * kHugePage;  // of each region: a huge page may be mostly unused
 constexpr size_t kKeptBytes = size_t(32) << 20, kKeptInAll = 2 * kKeptBytes;
 constexpr size_t kMostSpace = size_t(1) << 32;  // that is kept, address space
-constexpr int64_t kEntriesAtOnce = 1 << 21;     // that are put together when all are there
+constexpr int64_t kEntriesAtOnce = 1 << 16;     // that are put together when all are there
+constexpr int64_t kLeastRoom = 1 << 17;         // entries of a worker
+constexpr int64_t kPartOfRoom = 8;              // of the result, that all workers have
 
 struct Kept {
   char* data;
@@ -51,8 +54,8 @@ Pages::Pages(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return;
-  AdviseHugePages(memory, bytes);
   data_ = static_cast<char*>(memory);
+  if (bytes > kSmallPages) AdviseHugePages(data_ + kSmallPages, bytes - kSmallPages);
 #else
   data_ = static_cast<char*>(std::malloc(std::max<size_t>(bytes, 1)));
 #endif
@@ -153,12 +156,14 @@ RowPieces::RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t>
   for (std::atomic<int64_t>& entries : entries_of_) entries.store(-1, std::memory_order_relaxed);
   room_ = bound;
   if (bound > kEntriesAtOnce) {
-    room_ = std::max(kEntriesAtOnce / 16, 2 * longest);
+    const auto workers = int64_t(workers_.size());
+    room_ = std::min(bound, std::max({kLeastRoom, 2 * longest, bound / (kPartOfRoom * workers)}));
     for (const size_t width : widths_) {
-      Pages pages(size_t(bound) * width);
+      Pages pages(size_t(bound + slack) * width);
       ready_ = ready_ && pages.data();
       results_.emplace_back(std::move(pages));
     }
+    if (workers == 1) return;  // it writes in place
   }
   for (Worker& worker : workers_) {
     for (const size_t width : widths_) {
@@ -169,34 +174,49 @@ RowPieces::RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t>
 }
 
 void RowPieces::Begin(int64_t task, int64_t worker) {
+  if (results_.empty()) return;
   Worker& own = workers_[worker];
   // The tasks before those that wait here are in the hands of others, the first of whom does not
   // wait.
-  while (own.entries + bounds_[task] > room_) {
+  for (;;) {
     Move(own);
-    if (own.entries > 0) std::this_thread::yield();
+    own.in_place = own.entries == 0 && FindsPlace(own, task);
+    if (own.in_place || own.entries + bounds_[task] <= room_) return;
+    std::this_thread::yield();
   }
+}
+
+char* RowPieces::Next(int64_t worker, size_t i) const {
+  const Worker& own = workers_[worker];
+  return own.in_place ? results_[i].data() + own.place * widths_[i]
+                      : own.arrays[i].data() + own.entries * widths_[i];
 }
 
 void RowPieces::Wrote(int64_t task, int64_t worker) {
   Worker& own = workers_[worker];
   int64_t entries = 0;
   for (int64_t row = first_rows_[task]; row < first_rows_[task + 1]; ++row) entries += counts_[row];
-  own.tasks.push_back(task);
-  own.entries += entries;
+  if (!std::exchange(own.in_place, false)) {
+    own.tasks.push_back(task);
+    own.entries += entries;
+  }
   entries_of_[task].store(entries, std::memory_order_release);
   if (!results_.empty()) Move(own);
 }
 
-// Copies what the worker has to the result, as far as its places are known.
+bool RowPieces::FindsPlace(Worker& own, int64_t task) const {
+  for (; own.task < task; ++own.task) {
+    const int64_t entries = entries_of_[own.task].load(std::memory_order_acquire);
+    if (entries < 0) return false;
+    own.place += entries;
+  }
+  return true;
+}
+
 void RowPieces::Move(Worker& own) {
   for (; own.moved < own.tasks.size(); ++own.moved) {
     const int64_t task = own.tasks[own.moved];
-    for (; own.task < task; ++own.task) {
-      const int64_t entries = entries_of_[own.task].load(std::memory_order_acquire);
-      if (entries < 0) return;
-      own.place += entries;
-    }
+    if (!FindsPlace(own, task)) return;
     const int64_t count = entries_of_[task].load(std::memory_order_relaxed);
     for (size_t array = 0; array < widths_.size(); ++array) {
       const size_t width = widths_[array];

@@ -1,8 +1,9 @@
 // Results by rows whose number of entries is known only when they are made, for calls outside of
-// XLA: each thread writes the rows of its tasks one behind the other to memory of its own. Where
-// they are few, they are put together when all are there. Rows of many entries go from that memory,
-// while it is in the cache, to their places in the result as soon as the tasks before them are
-// done: the result is there once, and its pages are fetched from the system once.
+// XLA. A task whose place in the result is known, since those before it are done, writes there.
+// Others write to memory of their thread, one behind the other; from there their rows go to the
+// result, while they are in the cache, as soon as the tasks before them are done. So the result is
+// there once, and its pages are fetched from the system once. Few entries are put together when all
+// are there.
 #pragma once
 
 #include <atomic>
@@ -110,10 +111,7 @@ class RowPieces {
   // Makes room for a task, which the worker runs next. Its tasks ascend.
   void Begin(int64_t task, int64_t worker);
   // Where it writes array i.
-  char* Next(int64_t worker, size_t i) const {
-    const Worker& own = workers_[worker];
-    return own.arrays[i].data() + own.entries * widths_[i];
-  }
+  char* Next(int64_t worker, size_t i) const;
   // It has written its entries.
   void Wrote(int64_t task, int64_t worker);
 
@@ -128,7 +126,11 @@ class RowPieces {
     size_t moved = 0;            // tasks that are in the result
     int64_t moved_entries = 0;
     int64_t task = 0, place = 0;  // a task, and how many entries are before it
+    bool in_place = false;        // whether its task writes to the result
   };
+  // Whether all tasks before this one are done: then `place` is where it begins.
+  bool FindsPlace(Worker& own, int64_t task) const;
+  // Copies what the worker has to the result, as far as its places are known.
   void Move(Worker& own);
 
   const std::vector<int32_t>& first_rows_;

@@ -81,12 +81,12 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
     if (!RowsAscend(a, begin, end) || !RowsAscend(b, begin, end)) {
       ascending.store(false, std::memory_order_relaxed);
     }
+    pieces.Begin(task, worker);
     if (!ascending.load(std::memory_order_relaxed)) {  // others wait until its rows are known
       std::fill(args.counts + begin, args.counts + end, 0);
       pieces.Wrote(task, worker);
       return;
     }
-    pieces.Begin(task, worker);
     MergeRowsArgs own = args;
     own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
     own.values = pieces.Next(worker, 1);

@@ -54,13 +54,17 @@ struct SpgemmScratch {
   int64_t Sums() const { return (zeroed + 63) / 64 * 64; }  // of one row, in bytes
 };
 
-// Slots of a hash table of up to `longest` columns, at most half of them taken; 0 where an array of
-// all columns is not much more memory. All threads have one.
-inline int64_t SpgemmSlots(int64_t columns, int64_t longest) {
-  if (columns <= int64_t(1) << 20 || columns <= 16 * longest) return 0;
+// Slots of a hash table of up to `longest` columns, at most half of them taken.
+inline int64_t SpgemmSlotsOf(int64_t longest) {
   int64_t slots = 64;
   while (slots < 2 * longest) slots *= 2;
   return slots;
+}
+
+// The same, or 0 where an array of all columns is not much more memory. All threads have one.
+inline int64_t SpgemmSlots(int64_t columns, int64_t longest) {
+  if (columns <= int64_t(1) << 20 || columns <= 16 * longest) return 0;
+  return SpgemmSlotsOf(longest);
 }
 
 // Where the search for a column begins.
@@ -85,14 +89,19 @@ inline int64_t ColumnSetWords(int64_t columns) {
   return words + above + above / 64 + 1;
 }
 
+// How rows of A B are added up whose structure is not known: as is fastest, or in hash tables, with
+// columns that ascend or as they come: in the order of their first products.
+enum class RowSums : uint8_t { kAny, kHash, kHashUnsorted };
+
 // Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
 // Short rows are sorted (sorted_rows.h), where the instruction set and the dtype have that; rows
 // like one before them are added up in their places at once (repeated_rows.h). The sums of others
 // are in an array of all columns with a flag for each column that has one, and for each 64 of them,
-// or, where `slots` is not 0, in a hash table of so many slots, which rows of few products in a
-// matrix of many columns fit in.
+// or, where `slots` is not 0, in a hash table of up to so many slots, which rows of few products in
+// a matrix of many columns fit in.
 struct SpgemmRowsArgs {
   Dtype dtype;
+  RowSums sums;  // but kAny: `slots` is not 0
   SparseRows a, b;
   int64_t columns;
   const void *a_values, *b_values;
@@ -135,9 +144,9 @@ struct SpgemmRowsScratch {
   }
 };
 
-// A B of two concrete matrices, called by Python without XLA; columns ascend in each row. False
-// where there would be 2^31 - 1 entries or more; throws std::bad_alloc.
-bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, int64_t threads,
-                   RowResult& result);
+// A B of two concrete matrices, called by Python without XLA. False where there would be 2^31 - 1
+// entries or more; throws std::bad_alloc.
+bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, RowSums sums,
+                   int64_t threads, RowResult& result);
 
 }  // namespace sgap

@@ -77,12 +77,13 @@ bool CountIsInt32(const SpgemmRowsArgs& product, const std::vector<int32_t>& fir
 
 }  // namespace
 
-bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, int64_t threads,
-                   RowResult& result) {
+bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, RowSums sums,
+                   int64_t threads, RowResult& result) {
   const size_t bytes = DtypeBytes(dtype);
   const Operand left(a, bytes, threads), right(b, bytes, threads);
   SpgemmRowsArgs args = {};
   args.dtype = dtype;
+  args.sums = sums;
   args.a = left.Rows(), args.b = right.Rows();
   args.a_values = left.values, args.b_values = right.values;
   args.columns = b.columns;
@@ -102,7 +103,8 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
   args.task_rows = first_rows.data();
   if (bound >= INT32_MAX && !CountIsInt32(args, first_rows, threads)) return false;
 
-  args.slots = SpgemmSlots(b.columns, args.longest);
+  args.slots =
+      sums == RowSums::kAny ? SpgemmSlots(b.columns, args.longest) : SpgemmSlotsOf(args.longest);
   const SpgemmRowsScratch parts(args.columns, args.slots, args.longest, AccumulatorBytes(dtype));
   const int64_t workers = std::clamp<int64_t>(products.Threads(threads), 1, tasks);
   const Workspace scratch = AcquireWorkspace(size_t(workers * parts.bytes));

@@ -121,7 +121,7 @@ class RowProduct {
     const int64_t begin = args_.a.offsets[row], end = args_.a.offsets[row + 1];
     if (begin == end || (end - begin == 1 && Scaled(begin, out)) || Repeats(row, out)) return;
     const int32_t* const columns = out.indices;
-    Added(begin, end, out);
+    Added(row, begin, end, out);
     Note(row, out.indices - columns, out);
   }
 
@@ -159,12 +159,11 @@ class RowProduct {
     other_ = reinterpret_cast<int32_t*>(args.scratch + at.other);
   }
 
-  void Added(int64_t begin, int64_t end, Out<T>& out) {
-    if (args_.slots) return Hashed(begin, end, out);
-    int64_t products = 0;
-    for (int64_t e = begin; e < end; ++e) {
-      const int64_t k = args_.a.indices[e];
-      products += args_.b.offsets[k + 1] - args_.b.offsets[k];
+  void Added(int64_t row, int64_t begin, int64_t end, Out<T>& out) {
+    const int64_t products = args_.products[row + 1] - args_.products[row];
+    if (args_.slots) {
+      const int64_t most = products < args_.columns ? products : args_.columns;
+      return Hashed(begin, end, SpgemmSlotsOf(most), out);
     }
     const int64_t words = args_.columns / 64;
     if (words <= 2 * products) return InColumns<kFlags>(begin, end, out);
@@ -296,17 +295,18 @@ class RowProduct {
 
   // The slot of a column: its own, or the free one where it goes. Keys are columns + 1. At most
   // half of the slots are ever taken.
-  uint32_t SlotOf(uint32_t column) const {
-    const auto last = uint32_t(args_.slots - 1);
-    uint32_t slot = SpgemmSlot(column, args_.slots);
+  uint32_t SlotOf(uint32_t column, int64_t slots) const {
+    const auto last = uint32_t(slots - 1);
+    uint32_t slot = SpgemmSlot(column, slots);
     while (keys_[slot] != 0 && uint32_t(keys_[slot]) != column + 1) slot = (slot + 1) & last;
     return slot;
   }
 
-  void Hashed(int64_t begin, int64_t end, Out<T>& out) {
+  // In the first `slots` of the table.
+  void Hashed(int64_t begin, int64_t end, int64_t slots, Out<T>& out) {
     int64_t listed = 0;
     Products(begin, end, [&](Acc factor, int64_t q, uint32_t column) {
-      const uint32_t slot = SlotOf(column);
+      const uint32_t slot = SlotOf(column, slots);
       if (keys_[slot] == 0) {
         keys_[slot] = int32_t(column + 1);
         other_[listed] = int32_t(slot);
@@ -314,7 +314,10 @@ class RowProduct {
       }
       sums_[slot] = MultiplyAdd(factor, LoadScalar(b_ + q), sums_[slot]);
     });
-    if (listed <= kRanked) {
+    if (args_.sums == RowSums::kHashUnsorted) {
+      std::memcpy(out.indices, list_, size_t(listed) * 4);
+      for (int64_t i = 0; i < listed; ++i) StoreScalar(out.values + i, sums_[other_[i]]);
+    } else if (listed <= kRanked) {
       EachRank(list_, listed, [&](int64_t i, int64_t rank) {
         out.indices[rank] = list_[i];
         StoreScalar(out.values + rank, sums_[other_[i]]);
@@ -322,7 +325,7 @@ class RowProduct {
     } else {
       SortColumns(list_, other_, listed, args_.columns);
       for (int64_t i = 0; i < listed; ++i) {
-        other_[i] = int32_t(SlotOf(uint32_t(list_[i])));
+        other_[i] = int32_t(SlotOf(uint32_t(list_[i]), slots));
         out.indices[i] = list_[i];
         StoreScalar(out.values + i, sums_[other_[i]]);
       }
@@ -356,7 +359,7 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
       const auto shaped = [&](int64_t row) { return kShapes && product.MayRepeat(row); };
       for (int64_t row = args.task_rows[task]; row < end;) {
         const int32_t* before = out.indices;
-        if (!sorted.Takes(row)) {
+        if (args.sums != RowSums::kAny || !sorted.Takes(row)) {
           product.Run(row, out);
         } else if (!kShapes || !product.Repeats(row, out)) {
           row = sorted.Run(row, end, out, shaped);

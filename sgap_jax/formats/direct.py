@@ -24,15 +24,17 @@ KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 Rows = tuple[Any, Any, Any]
 
 
-def product(a: Rows, b: Rows, columns: int) -> Rows | None:
-    """A B for values of one dtype; columns ascend. ValueError for 2^31 - 1 entries or more."""
+def product(a: Rows, b: Rows, columns: int, sums: str = "") -> Rows | None:
+    """A B for values of one dtype; columns ascend. With `sums` "hash" or "hash, unsorted" those of
+    each row are in a hash table. ValueError for 2^31 - 1 entries or more."""
     if not _applies(a, b):
         return None
     from sgap_jax.runtime.native import native, threads
 
     dtype = a[2].dtype
+    operands = *_with_bytes(a), *_with_bytes(b)
     try:
-        found = native.product(*_with_bytes(a), *_with_bytes(b), columns, dtype.name, threads())
+        found = native.product(*operands, columns, dtype.name, threads(), sums=sums)
     except MemoryError:  # it reserves a bound for each thread
         return None
     if found is None:

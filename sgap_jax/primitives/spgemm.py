@@ -39,8 +39,9 @@ from sgap_jax.primitives.spgemm_pattern import (
     pattern_in_capacity,
     row_offsets,
 )
-from sgap_jax.schedules import Reference, Schedule
+from sgap_jax.schedules import HashRows, Reference, Schedule
 from sgap_jax.schedules.families import failing, warn_once
+from sgap_jax.schedules.select import keep_chosen
 
 _OP = "spgemm"
 
@@ -78,11 +79,14 @@ def spgemm(
       mask: sparse [m, n], likewise; its values are not read.
       plan: as mask.
       nse: how many entries C can store (static).
-      schedule: `Reference()` for plain JAX; None for the kernel where there is one.
+      schedule: `Reference()` for plain JAX; `HashRows()` for rows of C in hash tables, or
+        `HashRows(sorted=False)`, of concrete structures on the CPU; None for the kernel where there
+        is one.
 
     Returns:
       C [m, n] in the promoted dtype of A and B: with the structure and format of `mask` or `plan`,
-      else in CSR, or in CSC if both are CSC; columns ascend in each row. Sums are carried in
+      else in CSR, or in CSC if both are CSC; columns ascend in each row, but with
+      `HashRows(sorted=False)`. Sums are carried in
       float32 (float64 for float64) in the order of A's entries, and rounded once: the same
       bits on the CPU, for any number of threads, and on CUDA.
 
@@ -91,7 +95,9 @@ def spgemm(
       ValueError: shapes do not match; structures are traced and there is neither mask, plan nor
         nse; more than one of these; nse is too small for concrete structures, or A B has 2^31
         entries or more.
-      NotImplementedError: formats of vectors or blocks; an nse of 2^31 or more.
+      NotImplementedError: formats of vectors or blocks; an nse of 2^31 or more; `HashRows` with
+        a mask, plan or nse, for traced structures or elsewhere than on the CPU, and schedules of
+        other operations.
 
     Source: TACO scheduling, section 3 (iteration over products of sparse operands); Gustavson, "Two
     fast algorithms for sparse matrices" (1978); sampling as in Davis, "SuiteSparse:GraphBLAS".
@@ -99,11 +105,20 @@ def spgemm(
     _check(A, B)
     schedule = check_schedule(_OP, schedule)
     inner = None if schedule is None else schedule._inner
-    if inner is not None and not isinstance(inner, Reference):
-        raise NotImplementedError(f"{_OP}: expected schedule=Reference() or None, got {schedule}")
+    hashed = schedule if isinstance(schedule, HashRows) else None
+    if inner is not None and hashed is None and not isinstance(inner, Reference):
+        raise NotImplementedError(
+            f"{_OP}: expected schedule=HashRows(), Reference() or None, got {schedule}"
+        )
     given = {name: x for name, x in (("mask", mask), ("plan", plan), ("nse", nse)) if x is not None}
     if len(given) > 1:
         raise ValueError(f"{_OP}: expected one of mask, plan and nse, got {' and '.join(given)}")
+    if hashed is not None:
+        if given:
+            raise NotImplementedError(
+                f"{_OP}: {hashed} finds the structure of A B; leave it out with {', '.join(given)}"
+            )
+        return _hashed(A, B, hashed)
     pattern = mask if plan is None else plan
     if pattern is None:
         found = _at_once(A, B) if schedule is None and nse is None else None
@@ -167,10 +182,29 @@ def _plan(
     return SparseArray(values=jnp.zeros(nse, dtype), **fields, shape=shape, format=CSR)
 
 
-def _at_once(A: SparseArray, B: SparseArray) -> SparseArray | None:
+def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
+    """A B with rows in hash tables: structure and values at once, or where these are traced or of a
+    dtype without kernels at the structure that was found."""
+    what = f"{_OP}: {list(A.shape)} with {A.nnz} entries times {list(B.shape)} with {B.nnz}"
+    keep_chosen(what, rows, False, rows.explain)
+    found = _at_once(A, B, rows)
+    if found is None:
+        with structures.concrete():
+            ones = (X.with_values(np.ones(X.values.shape, np.float32)) for X in (A, B))
+            pattern = _at_once(*ones, rows)
+        if pattern is None:
+            raise NotImplementedError(
+                f"{_OP}: {rows} runs on the CPU and finds the structure of A B outside of the "
+                "trace, from concrete structures of A and B; leave the schedule out"
+            )
+        found = _sampled(A, B, pattern, None, complete=True)
+    return found
+
+
+def _at_once(A: SparseArray, B: SparseArray, rows: HashRows | None = None) -> SparseArray | None:
     """A B of concrete operands, structure and values in one pass; None where no kernel does it."""
     if A.format == B.format == CSC:
-        other = _at_once(B.T, A.T)
+        other = _at_once(B.T, A.T, rows)
         return None if other is None else other.T
     dtype = jnp.result_type(A.values, B.values)
     if checks.is_traced(A.values, B.values) or dtype.name not in direct.KERNEL_DTYPES:
@@ -182,12 +216,14 @@ def _at_once(A: SparseArray, B: SparseArray) -> SparseArray | None:
         else:
             values, (offsets, indices, *_) = _by_rows(X)
         matrices.append((offsets, indices, values.astype(dtype)))
-    found = direct.product(matrices[0], matrices[1], B.shape[1])
+    sums = "" if rows is None else "hash" if rows.sorted else "hash, unsorted"
+    found = direct.product(matrices[0], matrices[1], B.shape[1], sums)
     if found is None:
         return None
     offsets, indices, values = found
     later: Any = direct.later_transpose(offsets, indices, B.shape[1])
-    arrays = ((), CheckedLevel(offsets, indices))
+    ascending = rows is None or rows.sorted
+    arrays = ((), CheckedLevel(offsets, indices) if ascending else (offsets, indices))
     return SparseArray(values, arrays, later, (A.shape[0], B.shape[1]), CSR)
 
 

@@ -3,6 +3,7 @@ from sgap_jax.schedules.atomic import legal_points as legal_points
 from sgap_jax.schedules.attention import AttentionTile as AttentionTile
 from sgap_jax.schedules.attention import Unfused as Unfused
 from sgap_jax.schedules.cpu import CpuTile as CpuTile
+from sgap_jax.schedules.cpu import HashRows as HashRows
 from sgap_jax.schedules.machine import Machine as Machine
 from sgap_jax.schedules.paper import PaperOctetTile as PaperOctetTile
 from sgap_jax.schedules.paper import WarpTile as WarpTile

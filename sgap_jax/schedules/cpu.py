@@ -1,4 +1,5 @@
-"""`CpuTile`, the schedule of the CPU kernels, and the plans that some of them derive from it."""
+"""`CpuTile` and `HashRows`, the schedules of the CPU kernels, and the plans that some derive from
+them."""
 
 from __future__ import annotations
 
@@ -210,6 +211,50 @@ class CpuTile(Schedule):
     def __str__(self) -> str:
         packed = ", packed=True" if self.packed else ""
         return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros}{packed})"
+
+
+@dataclasses.dataclass(frozen=True)
+class HashRows(Schedule):
+    """`spgemm` with a hash table for the sums of each row of C: of the least power of two of slots
+    that is twice as much as the row has products, or C columns.
+
+    Without a schedule the kernel sorts the products of short rows, and adds those of others in an
+    array over all columns, or in such tables where A B has more than a million columns. The sums of
+    all are in the order of A's entries: the same bits.
+
+    Attributes:
+      sorted: the columns of a row of C ascend. False leaves them in the order of their first
+        products; such a C is no checked array (`C.is_checked`), so what needs sorted rows sorts
+        them, or looks at them at each call. `C.sum_duplicates()` sorts them.
+
+    Raises:
+      ScheduleError: `sorted` is no bool.
+
+    Source: Nagasaka, Matsuoka, Azad, Buluc, "High-performance sparse matrix-matrix products on
+    Intel KNL and multicore architectures" (2018), section 4.
+    """
+
+    sorted: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.sorted) is not bool:
+            raise ScheduleError(f"HashRows: sorted must be a bool, got {self.sorted!r}")
+
+    def check(self, problem: Problem) -> None:
+        raise ScheduleError(f"HashRows: only spgemm has rows of sparse results, not {problem.op}")
+
+    def explain(self, problem: Problem | None = None) -> str:
+        """The equivalent loops, as text: the same for all products."""
+        columns = "sorted(table)" if self.sorted else "table, in the order of their first products"
+        return (
+            "parallel for rows i of A, in tasks of about as many products:\n"
+            "  table = {}                                  # column of C: sum\n"
+            "  for p in range(A.row_offsets[i], A.row_offsets[i + 1]):\n"
+            "    l = A.column_indices[p]\n"
+            "    for q in range(B.row_offsets[l], B.row_offsets[l + 1]):\n"
+            "      table[B.column_indices[q]] += A.values[p] * B.values[q]\n"
+            f"  columns and sums of row i of C = {columns}"
+        )
 
 
 _OCTET_PART = 32  # features that a matrix tile has

@@ -24,6 +24,7 @@ from sgap_jax import (
     CpuTile,
     Dense,
     Format,
+    HashRows,
     OctetTile,
     PaperOctetTile,
     Problem,
@@ -50,6 +51,7 @@ FORMATS = [
 
 SCHEDULES = [
     *(Reference(), Unfused(), CpuTile(), CpuTile(columns=32, nonzeros=512, packed=True)),
+    *(HashRows(), HashRows(sorted=False)),
     *(AttentionTile(), AttentionTile(32, share=4), AttentionTile(8, octet=True)),
     *(OctetTile(), OctetTile(4, 128, 32, 3, 2, swizzle=True, tf32=True)),
     *(SubwarpTile(), SubwarpTile(2, tile_n=32, tile_k=4, subwarp=16, split=4, block_size=64)),

@@ -156,7 +156,7 @@ def test_unchecked_duplicates_add_up():
 
 
 def test_where_memory_does_not_suffice_for_a_bound(monkeypatch):
-    def none_left(*_):
+    def none_left(*_, **__):
         raise MemoryError
 
     A = SparseArray.from_dense(np.eye(4))

@@ -14,7 +14,22 @@ from native_call import kernel_isas, run
 from tolerance import DTYPES, assert_within, sum_bound
 from unchecked_structures import KINDS, entries, spoiled
 
-from sgap_jax import COO, CSC, CSF, CSR, Reference, SparseArray, random, spgemm, spgemm_plan
+from sgap_jax import (
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    CpuTile,
+    HashRows,
+    Reference,
+    ScheduleError,
+    SparseArray,
+    random,
+    spgemm,
+    spgemm_plan,
+    spmm,
+)
 from sgap_jax.formats.stored import LaterTranspose
 from sgap_jax.primitives.spgemm_pattern import _saturating_offsets
 from sgap_jax.runtime.native import native
@@ -90,14 +105,14 @@ def test_kernels(name, dtype, isa):
             np.testing.assert_array_equal(x, expected)
 
 
-def direct_product(A, a, B, b, columns, isa="", threads=2):
+def direct_product(A, a, B, b, columns, isa="", threads=2, sums=""):
     """Offsets, indices and values of A B from `native.product`; a [1, entries], b likewise."""
     operands = []
     for index, values in ((A, a), (B, b)):
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         operands += [index.row_offsets, index.column_indices, flat]
     name = np.asarray(a).dtype.name
-    offsets, indices, found = native.product(*operands, columns, name, threads, isa)
+    offsets, indices, found = native.product(*operands, columns, name, threads, isa, sums)
     return offsets, indices, found.view(np.asarray(a).dtype)
 
 
@@ -135,6 +150,16 @@ def test_rows_of_every_number_of_products(columns):
         attributes = dict(columns=columns, complete=True)
         (planned,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
         np.testing.assert_array_equal(values, planned[0])
+        for sums in ("hash", "hash, unsorted"):
+            hashed = direct_product(left, a, right, b, columns, isa, sums=sums)
+            np.testing.assert_array_equal(hashed[0], offsets)
+            rows = np.repeat(np.arange(len(of_a)), np.diff(offsets))
+            order = np.lexsort((hashed[1], rows))
+            assert (np.diff(order) == 1).all() == (sums == "hash")
+            np.testing.assert_array_equal(hashed[1][order], indices)
+            np.testing.assert_array_equal(hashed[2][order], values)
+        met = [dict.fromkeys(column for k in row for column in chosen[k].tolist()) for row in of_a]
+        assert hashed[1].tolist() == [column for row in met for column in row]
     exact = np.concatenate([row_sums(left, a[0], right, b[0], i) for i in range(len(of_a))])
     np.testing.assert_allclose(values, exact, rtol=1e-4, atol=1e-3)
 
@@ -240,8 +265,29 @@ def _masks(offsets, indices, columns):
         )
 
 
+@pytest.mark.parametrize("rows", [40, 300])
+def test_rows_in_place_and_in_pieces(rows):
+    """A row of many products among short ones: tasks of very different work, written to the result
+    or, where those before them are not done, to pieces that are copied, for any number of threads;
+    few entries (40 rows) are put together at the end."""
+    rng = np.random.default_rng(rows)
+    dense = rng.random((rows, 400)) * (rng.random((rows, 400)) < 0.02)
+    dense[7::40] = 1
+    right = rng.random((400, 3000)) * (rng.random((400, 3000)) < 0.05)
+    A, B = (scipy.sparse.csr_array(X.astype(np.float32)) for X in (dense, right))
+    want = (A.astype(np.float64) @ B).toarray()
+    operands = [x for X in (A, B) for x in (X.indptr, X.indices, X.data.view(np.uint8))]
+    found = [native.product(*operands, 3000, "float32", threads) for threads in (1, 2, 3, 8)]
+    for each in found[1:]:
+        for x, y in zip(each, found[0], strict=True):
+            np.testing.assert_array_equal(x, y)
+    offsets, indices, values = found[0]
+    made = scipy.sparse.csr_array((values.view(np.float32), indices, offsets), (rows, 3000))
+    np.testing.assert_allclose(made.toarray(), want, rtol=1e-4, atol=1e-4)
+
+
 def test_results_of_many_entries():
-    """Each task's rows are copied to their places when those are known."""
+    """Each task's rows are written, or copied, to their places when those are known."""
     rng = np.random.default_rng(0)
     column, row = (np.float32(rng.standard_normal(n)) for n in (2500, 1000))
     A = scipy.sparse.csr_array(column[:, None])
@@ -279,6 +325,31 @@ def test_operator_formats_and_dtypes(name, schedule):
         assert_values(C.values, places, found, dtype)
     again = array(A, dtype) @ array(B, dtype)
     np.testing.assert_array_equal(again.values, spgemm(array(A, dtype), array(B, dtype)).values)
+
+
+@pytest.mark.parametrize("schedule", [HashRows(), HashRows(sorted=False)], ids=str)
+def test_rows_in_hash_tables(schedule):
+    """The same sums as without a schedule, in any format and dtype, and under jit; unsorted rows
+    are what every operation takes, and sorting them gives the sorted result."""
+    A = BATTERY["every_length"]
+    B = second(A)
+    for dtype, format in (("bfloat16", CSR), ("int32", CSC)):
+        left, right = (array(x, "float32", format).astype(dtype) for x in (A, B))
+        C, want = spgemm(left, right, schedule=schedule), spgemm(left, right)
+        assert C.format == want.format and C.is_checked == schedule.sorted
+        for x, y in ((C.sum_duplicates(), want), *([(C, want)] if schedule.sorted else [])):
+            np.testing.assert_array_equal(x.index_arrays[1][1], y.index_arrays[1][1])
+            np.testing.assert_array_equal(x.values, y.values)
+    left, right = array(A, "float64"), array(B, "float64")
+
+    def loss(a, schedule):
+        C = spgemm(left.with_values(a), right, schedule=schedule)
+        return jnp.sum(jnp.cos(C @ jnp.ones(C.shape[1])))
+
+    step = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    got, want = (step(left.values, x) for x in (schedule, None))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-12)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-9)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
@@ -519,12 +590,18 @@ def test_what_is_refused():
         spgemm(A, B, nse=2**31)
     with pytest.raises(ValueError, match="nse must not be negative"):
         spgemm_plan(A, B, nse=-1)
-    from sgap_jax import CVS, CpuTile
-
     with pytest.raises(NotImplementedError, match="A.asformat"):
         spgemm(A.asformat(CVS(2)), B)
     with pytest.raises(NotImplementedError, match="Reference"):
         spgemm(A, B, schedule=CpuTile())
+    with pytest.raises(ScheduleError, match="sorted must be a bool, got 0"):
+        spgemm(A, B, schedule="HashRows(sorted=0)")
+    with pytest.raises(ScheduleError, match="only spgemm has rows of sparse results, not spmm"):
+        spmm(A, jnp.ones((4, 2), A.dtype), schedule=HashRows())
+    with pytest.raises(NotImplementedError, match=r"HashRows\(.* leave it out with nse"):
+        spgemm(A, B, nse=30, schedule=HashRows())
+    with pytest.raises(NotImplementedError, match="from concrete structures of A and B"):
+        jax.jit(lambda A, B: spgemm(A, B, schedule=HashRows()))(A, B)
 
 
 def test_offsets_saturate():
