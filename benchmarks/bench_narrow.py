@@ -1,26 +1,30 @@
 """Products with few columns: python -m benchmarks.bench_narrow [--kind ...] [--problems NAME ...]
 
 A B and A^T B with 1, 4 and 8 columns and, in float64, with one, beside SciPy, torch and MKL's
-inspector on the same arrays of A; and 100 products one after another, x <- A x / |A x|, in one
-`jit` beside loops of SciPy and torch. A row has our time and, of each peer, its time over ours.
+inspector on the same arrays of A; 100 products one after another, x <- A x / |A x|, in one
+`jit` beside loops of SciPy and torch; and 20 steps of LOBPCG for the four greatest eigenvalues in
+float64, beside SciPy's. A row has our time and, of each peer, its time over ours.
 """
 
 import argparse
 import pathlib
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse.linalg
 
 from benchmarks import harness, machine, problems, timing
 from benchmarks.peers import common
 from benchmarks.peers import spmm as peers
 from benchmarks.problems import Unavailable
-from sgap_jax import SparseArray, spmm
+from sgap_jax import SparseArray, linalg, spmm
 
 PROBLEMS = ("uniform_10k_0.1pct", "uniform_10k_1pct", "rmat_131k_1m", "weights_2048x1024_90pct")
 PROBLEMS += ("bcsstk16", "delaunay_n15", "wiki_squirrel", "email_enron", "coauthor_cs")
 STEPS = 100
+EIGENVALUES, EIGENVALUE_STEPS = 4, 20
 
 
 def products(A, n: int, transpose: bool):
@@ -77,12 +81,35 @@ def wide(A):
     return A.astype(np.float64)
 
 
+def symmetric(A):
+    return ((A + A.T) / 2).tocsr().astype(np.float64)
+
+
+def eigenvalues(A):
+    X = np.random.default_rng(2).standard_normal((A.shape[0], EIGENVALUES))
+    steps = dict(tol=1e-30, maxiter=EIGENVALUE_STEPS)  # all of them
+
+    def with_scipy():
+        def call():
+            with warnings.catch_warnings(action="ignore"):  # that it did not converge
+                return scipy.sparse.linalg.lobpcg(A, X, **steps)[0]
+
+        return call
+
+    ours = jax.jit(lambda A, X: linalg.lobpcg(A, X, **steps)[0])
+    return {
+        "ours": lambda: common.ready(ours, SparseArray.from_scipy(A), jnp.asarray(X)),
+        "scipy": with_scipy,
+    }
+
+
 KINDS = {  # kind -> (dtype of A, columns, plans)
     "product": (None, (1, 4, 8), lambda A, n: products(A, n, False)),
     "transposed": (None, (1, 4, 8), lambda A, n: products(A, n, True)),
     "float64": (wide, (1,), lambda A, n: products(A, n, False)),
     "float64_transposed": (wide, (1,), lambda A, n: products(A, n, True)),
     "loop": (None, (1,), lambda A, _: loops(A)),
+    "lobpcg": (symmetric, (EIGENVALUES,), lambda A, _: eigenvalues(A)),
 }
 
 
@@ -117,7 +144,7 @@ def main(argv: list[str] | None = None) -> None:
         A = problem.build()
         for kind in args.kind:
             convert, columns, plans = KINDS[kind]
-            if kind == "loop" and A.shape[0] != A.shape[1]:
+            if kind in ("loop", "lobpcg") and A.shape[0] != A.shape[1]:
                 continue
             for n in columns:
                 own = convert(A) if convert else A

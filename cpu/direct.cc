@@ -125,15 +125,15 @@ Merge MergeOf(const std::string& name) {
 }
 
 // The arrays of the result, or None where a row does not ascend.
-nb::object RunMerge(const Both& operands, const std::string& merge, Dtype dtype, int64_t threads,
-                    const std::string& isa) {
+nb::object RunMerge(const Both& operands, const std::string& merge, Dtype dtype, bool places,
+                    int64_t threads, const std::string& isa) {
   const Merge kind = MergeOf(merge);
   const WithIsa chosen(isa);
   RowResult result;
   Merged done;
   {
     const nb::gil_scoped_release released;
-    done = DirectMerge(operands.a, operands.b, kind, dtype, threads, result);
+    done = DirectMerge(operands.a, operands.b, kind, dtype, places, threads, result);
   }
   if (done == Merged::kNotAscending) return nb::none();
   if (done == Merged::kTooMany) {
@@ -142,6 +142,7 @@ nb::object RunMerge(const Both& operands, const std::string& merge, Dtype dtype,
   const size_t count = result.entries;
   nb::object offsets = OffsetsOf(result);
   nb::object indices = ArrayOf<int32_t>(result.arrays[0], count);
+  if (result.arrays.size() == 1) return nb::make_tuple(offsets, indices);
   if (result.arrays.size() == 2) {
     return nb::make_tuple(offsets, indices,
                           ArrayOf<uint8_t>(result.arrays[1], count * BytesOf(dtype)));
@@ -157,16 +158,16 @@ nb::object MergeValues(const Ints& a_offsets, const Ints& a_indices, const Bytes
   const Dtype type = DtypeOf(dtype);
   return RunMerge(Operands(MatrixOf(a_offsets, a_indices, &a_values, type, columns),
                            MatrixOf(b_offsets, b_indices, &b_values, type, columns)),
-                  merge, type, threads, isa);
+                  merge, type, /*places=*/false, threads, isa);
 }
 
 nb::object MergePlaces(const Ints& a_offsets, const Ints& a_indices, const Ints& b_offsets,
                        const Ints& b_indices, int64_t columns, const std::string& merge,
-                       int64_t threads, const std::string& isa) {
+                       int64_t threads, const std::string& isa, bool places) {
   const Dtype none = Dtype::kFloat32;
   return RunMerge(Operands(MatrixOf(a_offsets, a_indices, nullptr, none, columns),
                            MatrixOf(b_offsets, b_indices, nullptr, none, columns)),
-                  merge, none, threads, isa);
+                  merge, none, places, threads, isa);
 }
 
 }  // namespace
@@ -180,7 +181,7 @@ void DefineDirect(nb::module_& module) {
              nb::arg("merge"), nb::arg("dtype"), nb::arg("threads"), nb::arg("isa") = "");
   module.def("merge_places", &MergePlaces, nb::arg("a_offsets"), nb::arg("a_indices"),
              nb::arg("b_offsets"), nb::arg("b_indices"), nb::arg("columns"), nb::arg("merge"),
-             nb::arg("threads"), nb::arg("isa") = "");
+             nb::arg("threads"), nb::arg("isa") = "", nb::arg("places") = true);
 }
 
 }  // namespace sgap

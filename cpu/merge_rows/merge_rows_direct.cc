@@ -41,7 +41,7 @@ bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
 }  // namespace
 
 Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dtype dtype,
-                   int64_t threads, RowResult& result) {
+                   bool places, int64_t threads, RowResult& result) {
   for (const DirectMatrix* x : {&a, &b}) {
     if (!StructureOf(*x).OffsetsHold()) return Merged::kNotAscending;
   }
@@ -62,8 +62,12 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
   args.merge = merge;
   args.a_values = a.values, args.b_values = b.values;
   args.task_rows = first_rows.data();
-  std::vector<size_t> widths = {4, 4, 4};
-  if (a.values) widths = {4, DtypeBytes(dtype)};
+  std::vector<size_t> widths = {4};
+  if (a.values) {
+    widths = {4, DtypeBytes(dtype)};
+  } else if (places) {
+    widths = {4, 4, 4};
+  }
   const auto cut = int64_t(first_rows.size()) - 1;
   std::vector<int64_t> bounds(cut);
   for (int64_t task = 0; task < cut; ++task) {
@@ -89,8 +93,9 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
     }
     MergeRowsArgs own = args;
     own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
-    own.values = pieces.Next(worker, 1);
-    if (!a.values) {
+    if (a.values) {
+      own.values = pieces.Next(worker, 1);
+    } else if (places) {
       own.a_places = reinterpret_cast<int32_t*>(pieces.Next(worker, 1));
       own.b_places = reinterpret_cast<int32_t*>(pieces.Next(worker, 2));
     }

@@ -216,12 +216,15 @@ void Values(const MergeRowsArgs& args, int64_t task) {
   }
 }
 
-void Places(const MergeRowsArgs& args, int64_t task) {
+template <bool kPlaces>
+void Patterns(const MergeRowsArgs& args, int64_t task) {
   int64_t n = 0;
   const auto put = [&](int32_t column, int64_t i, int64_t j) {
     args.indices[n] = column;
-    args.a_places[n] = int32_t(i);
-    args.b_places[n] = int32_t(j);
+    if constexpr (kPlaces) {
+      args.a_places[n] = int32_t(i);
+      args.b_places[n] = int32_t(j);
+    }
   };
   for (int64_t row = args.task_rows[task]; row < args.task_rows[task + 1]; ++row) {
     const int64_t before = n;
@@ -250,7 +253,9 @@ void Places(const MergeRowsArgs& args, int64_t task) {
 }  // namespace
 
 void MergeRows(const MergeRowsArgs& args, int64_t task) {
-  if (!args.a_values) return Places(args, task);
+  if (!args.a_values) {
+    return args.a_places ? Patterns<true>(args, task) : Patterns<false>(args, task);
+  }
   DispatchDtype(args.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     switch (args.merge) {

@@ -32,8 +32,9 @@ struct RowPhases {
   double* totals;    // [batch, split_rows, 2, V]
 };
 
-// kMaxOrZero gives zero, where kMax gives -infinity, for a row without entries.
-enum class RowOperation : uint8_t { kSum, kMax, kMaxOrZero };
+// kMaxOrZero gives zero, where kMax gives -infinity, for a row without entries. kSumOnePass reads a
+// line of memory once where kSum, whose bits do not change, reads it for each register of a row.
+enum class RowOperation : uint8_t { kSum, kSumOnePass, kMax, kMaxOrZero };
 
 struct RowReduceArgs {
   Dtype dtype;

@@ -1,5 +1,6 @@
 // FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1 and sgap_row_broadcast_csr_v1, and the same
-// handlers for column vectors, sgap_*_cvs_v1; sgap_row_max_or_zero_cvs_v1 of these alone.
+// handlers for column vectors, sgap_*_cvs_v1; sgap_row_sum_one_pass_cvs_v1 and
+// sgap_row_max_or_zero_cvs_v1 of these alone.
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/workspace.h"
 #include "cpu/row_reduce/row_ffi.h"
 #include "cpu/row_reduce/row_reduce.h"
 
@@ -48,6 +50,7 @@ ffi::Future Reduce(const char* name, RowOperation operation, const Pool& pool,
   args.rows = rows.untyped_data();
   args.numbers = shape.Numbers();
   if (batch == 0 || shape.rows == 0) return Finished();
+  AdviseHugePages(args.rows, rows.size_bytes());
   args.phases =
       call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   return ParallelPhases(
@@ -59,6 +62,13 @@ ffi::Future RowSumHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
                           ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
                           std::optional<int64_t> m) {
   return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, chunk_nonzeros, m);
+}
+
+ffi::Future RowSumOnePassHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                                 ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
+                                 std::optional<int64_t> m) {
+  return Reduce("row_sum", RowOperation::kSumOnePass, pool, values, offsets, *rows, chunk_nonzeros,
+                m);
 }
 
 ffi::Future RowMaxHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
@@ -87,6 +97,7 @@ ffi::Future RowBroadcastHandler(Pool pool, ffi::AnyBuffer rows, IndexArray offse
   args.offsets = valid->data();
   args.rows = rows.untyped_data();
   args.values = values->untyped_data();
+  AdviseHugePages(args.values, values->size_bytes());
   args.m = shape.rows;
   args.length = shape.length;
   args.block_rows = shape.BlockRows();
@@ -113,6 +124,10 @@ auto Bind() {
 
 extern "C" XLA_FFI_Error* RowSumFfi(XLA_FFI_CallFrame* frame) {
   return CallWithOptional<int64_t, EachStructure<RowSumHandler>::Call, Bind>(frame, "rows");
+}
+
+extern "C" XLA_FFI_Error* RowSumOnePassFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, EachStructure<RowSumOnePassHandler>::Call, Bind>(frame, "rows");
 }
 
 extern "C" XLA_FFI_Error* RowMaxFfi(XLA_FFI_CallFrame* frame) {

@@ -19,24 +19,26 @@ void StoreRows(T* target, Vector<Accumulator<T>, kLanes<T>> x, int64_t count) {
   }
 }
 
-// The greatest of each of kCount * kLanes neighbouring rows of a block row, over vectors of
+// The sum in the order of the entries, in one pass over them.
+struct AddInOrder : Add {};
+
+// The combination of each of kCount * kLanes neighbouring rows of a block row, over vectors of
 // `length` values: register by register, lines of memory would be read again and again.
-template <typename T, int kCount, typename Store>
-void GreatestOfRows(const T* values, int64_t length, int64_t vectors, Store&& store) {
+template <typename T, int kCount, typename Combine, typename Store>
+void CombineRows(const T* values, int64_t length, int64_t vectors, Accumulator<T> identity,
+                 Store&& store) {
   using V = Vector<Accumulator<T>, kLanes<T>>;
-  V greatest[kCount];
+  V combined[kCount];
 #pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) {
-    greatest[i] = V{} - static_cast<Accumulator<T>>(__builtin_inf());
-  }
+  for (int i = 0; i < kCount; ++i) combined[i] = V{} + identity;
   for (int64_t p = 0; p < vectors; ++p, values += length) {
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      greatest[i] = Greatest()(greatest[i], Load<T, kLanes<T>>(values + i * kLanes<T>));
+      combined[i] = Combine()(combined[i], Load<T, kLanes<T>>(values + i * kLanes<T>));
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) store(greatest[i], i * kLanes<T>);
+  for (int i = 0; i < kCount; ++i) store(combined[i], i * kLanes<T>);
 }
 
 template <typename T, typename Walk, typename Combine>
@@ -48,14 +50,14 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
   T* out = static_cast<T*>(args.rows) + at.batch * phases.rows;
   // Calls store(combinations, how many rows they are of, the first row) for a block row.
   const auto reduce = [&](int64_t begin, int64_t end, auto&& store) {
-    if constexpr (std::is_same_v<Walk, Strided<T>> && std::is_same_v<Combine, Greatest>) {
+    if constexpr (std::is_same_v<Walk, Strided<T>> && !std::is_same_v<Combine, Add>) {
       const T* from = values + begin * phases.length;
       int64_t row = 0;
       const auto some = [&](auto count) {
         constexpr int kRows = decltype(count)::value * kLanes<T>;
         for (; phases.length - row >= kRows; row += kRows) {
-          GreatestOfRows<T, decltype(count)::value>(
-              from + row, phases.length, end - begin,
+          CombineRows<T, decltype(count)::value, Combine>(
+              from + row, phases.length, end - begin, identity,
               [&](auto x, int64_t at) { store(x, kLanes<T>, row + at); });
         }
       };
@@ -171,6 +173,8 @@ void RowReduce(const RowReduceArgs& args, int64_t task) {
     using Walk = typename decltype(of)::type;
     if (args.operation == RowOperation::kSum) {
       RowReduceTask<T, Walk, Add>(args, 0, task);
+    } else if (args.operation == RowOperation::kSumOnePass) {
+      RowReduceTask<T, Walk, AddInOrder>(args, 0, task);
     } else {
       RowReduceTask<T, Walk, Greatest>(args, -static_cast<Accumulator<T>>(__builtin_inf()), task);
     }

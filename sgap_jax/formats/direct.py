@@ -72,6 +72,17 @@ def places(
     return found
 
 
+def merged_pattern(
+    a: Sequence[Any], b: Sequence[Any], columns: int, sign: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The first two of `places`, alone."""
+    from sgap_jax.runtime.native import native, threads
+
+    arrays = [np.ascontiguousarray(x, np.int32) for x in (*a, *b)]
+    found: tuple | None = native.merge_places(*arrays, columns, sign, threads(), places=False)
+    return found
+
+
 def later_transpose(offsets: Any, indices: Any, size: int) -> LaterTranspose:
     """The index arrays of the transpose of a checked structure, made when something needs them."""
     return LaterTranspose(partial(_transpose, offsets, indices, size))

@@ -14,6 +14,7 @@ from sgap_jax.formats.direct import later_transpose
 from sgap_jax.formats.levels import CSR, CVS, Format, as_format
 from sgap_jax.formats.stored import CheckedLevel
 from sgap_jax.masks.diagonals import stored_diagonals
+from sgap_jax.masks.pieces import pieces_of_rows
 from sgap_jax.masks.ranges import of_blocks
 
 TRACED_MASK = (
@@ -210,11 +211,14 @@ def from_function(
 
     f is evaluated in blocks, so that no array of L S booleans is allocated. First it is called with
     objects in the place of integers, which tell how it uses them. What depends on j - i alone, such
-    as windows and dilated ones, is evaluated once for each diagonal. Else, where `+`, `-`, `*`,
-    `//` and `%` by a positive number, abs, minimum, maximum, comparisons and `&`, `|`, `~` of
-    ranges of rows and columns say that a block is full or empty, its entries are not evaluated. A
-    function that does anything else, such as looking up segments in an array (`block_diagonal` is
-    for that), is evaluated for all L S pairs.
+    as windows and dilated ones, is evaluated once for each diagonal. What is made of comparisons of
+    linear functions of rows and columns (`+`, `-`, `*` by a number, abs, minimum, maximum, `&`,
+    `|`, `~`; of rows also `//`, `%` and lookups in an array), such as a window and the first keys
+    or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change.
+    Else, where these operations and `//` and `%` by a positive number of ranges of rows and columns
+    say that a block is full or empty, its entries are not evaluated. A function that does anything
+    else, such as looking up the segments of columns in an array (`block_diagonal` is for that), is
+    evaluated for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts
@@ -241,6 +245,12 @@ def from_function(
     if kept is not None:
         first, stop = (np.searchsorted(kept, x) for x in (-np.arange(L), S - np.arange(L)))
         return of_slices(op, [(first, stop)], (L, S), format, kept, moved=True)
+    ends = pieces_of_rows(f, L, S) if S else None
+    if ends is not None:
+        first, stop = ends[:, :-1], ends[:, 1:]
+        seen = _evaluated(f, np.arange(L)[:, None], np.minimum(first, S - 1))
+        stop = np.where(seen, stop, first)
+        return of_slices(op, list(zip(first.T, stop.T, strict=True)), (L, S), format)
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)

@@ -9,7 +9,7 @@ import scipy.sparse
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_nnz, check_offsets, check_range, is_traced
 from sgap_jax.formats.convert import require_unbatched, stored_levels
-from sgap_jax.formats.direct import places
+from sgap_jax.formats.direct import merged_pattern
 from sgap_jax.formats.interop import to_numpy
 from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.masks.build import (
@@ -91,10 +91,10 @@ def _combined(
     length, stored, format = _levels(op, patterns, format)
     (m, k), found = patterns[0].shape, stored[0]
     for other in stored[1:]:
-        merged = places(found, other, k, sign)
+        merged = merged_pattern(found, other, k, sign)
         if merged is None:  # of arrays that were written to after their check
             raise ValueError(f"masks.{op}: expected masks whose columns ascend in each row")
-        found = merged[:2]
+        found = merged
     return _mask(op, *found, length, (m, k), format)
 
 
@@ -115,10 +115,11 @@ def _levels(
     op: str, patterns: tuple[SparseArray, ...], format: Format | str | None
 ) -> tuple[int, list[Rows], Format]:
     """(V, offsets and ascending columns of each mask's vectors of V rows, the format of the
-    result): V is 1 unless all masks and the result are in one CVS(V)."""
+    result): V is that of the result, but 1 for masks of other formats where that has fewer
+    entries."""
     format = patterns[0].format if format is None else format
     format, length = rows_of_vectors(op, format)
-    if any(p.format != format for p in patterns):
+    if op != "union" and any(p.format != format for p in patterns):
         length = 1
     return length, [_rows(op, p, length) for p in patterns], format
 
@@ -129,16 +130,17 @@ def _rows(op: str, pattern: SparseArray, length: int) -> Rows:
         require_unbatched(pattern, f"masks.{op}: A")
         if pattern.format == _of_length(length):
             return _arrays(pattern)
-        own = pattern.format.vector_length
-        if own is not None and pattern.format == CVS(own):
+        own = pattern.format.vector_length or 1
+        if pattern.format == _of_length(own):
             offsets, columns = _arrays(pattern)
             first, stop = (x.repeat(own)[: pattern.shape[0]] for x in (offsets[:-1], offsets[1:]))
             shape = pattern.shape[0], pattern.shape[1]
-            return rows_of_slices(op, [(first, stop)], shape, 1, columns)
-    if length == 1:
-        rows, columns = entries(op, pattern)
-    else:
+            return rows_of_slices(op, [(first, stop)], shape, length, columns)
+    if pattern.format == CVS(length):
         rows, columns = stored_levels(pattern, f"masks.{op}")
+    else:
+        rows, columns = entries(op, pattern)
+        rows = rows // length
     blocks = -(-pattern.shape[0] // length), pattern.shape[1]
     stored = scipy.sparse.csr_array((np.ones(len(columns), bool), (rows, columns)), blocks)
     stored.sum_duplicates()

@@ -9,13 +9,16 @@ import jax.numpy as jnp
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
-from sgap_jax.primitives._define import by_default, check_schedule, check_sparse
+from sgap_jax.primitives._define import accumulator, by_default, check_schedule, check_sparse
 from sgap_jax.primitives._incidence import incidence
 from sgap_jax.primitives.gspmm import REDUCTIONS, Reduction, check_choice, gspmm
-from sgap_jax.primitives.row_reduce import check_entry_values, largest_or_zero
+from sgap_jax.primitives.row_reduce import (
+    LONGEST,
+    check_entry_values,
+    largest_or_zero,
+    sums_of_vectors,
+)
 from sgap_jax.schedules import Schedule
-
-_LONGEST = 1024  # features that the row operations take
 
 
 def aggregate(
@@ -52,8 +55,7 @@ def aggregate(
       ValueError: a reduction that is not one of these, or M has the wrong shape.
       NotImplementedError: A is in CVS or BCSR; no kernel for this dtype with this schedule.
 
-    Source: Sgap, section 2.1 (segment reduction), as a product with the incidence matrix of rows
-    and entries.
+    Source: Sgap, section 2.1 (segment reduction).
     """
     check_sparse("aggregate", "A", A)
     schedule = check_schedule("aggregate", schedule)
@@ -71,10 +73,19 @@ def aggregate(
 def _aggregate(
     A: SparseArray, M: Any, *, reduce: Reduction, schedule: Schedule | None
 ) -> jax.Array:
+    if reduce in ("sum", "mean"):
+        dtype = M.dtype
+        if reduce == "mean":  # of one rounding
+            dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+            M = M.astype(accumulator(dtype))
+        Y = sums_of_vectors(A, M, schedule)
+        if reduce == "mean":
+            Y = Y / jnp.maximum(A.row_lengths, 1)[:, None].astype(Y.dtype)
+        return Y.astype(dtype)
     schedule = by_default(schedule, M.dtype)
     B = incidence(A, M.dtype)
     reduced = partial(gspmm, op="copy", reduce=reduce, schedule=schedule)
-    other = schedule is not None or A.format != CSR or M.shape[1] > _LONGEST
+    other = schedule is not None or A.format != CSR or M.shape[1] > LONGEST
     if reduce != "max" or other:
         return reduced(B, M)
 

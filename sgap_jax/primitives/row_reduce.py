@@ -40,6 +40,8 @@ from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, Schedule
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
+LONGEST = 1024  # features of a vector of an entry that the kernels take
+
 
 def row_sum(
     A: SparseArray, *, values: Any = None, schedule: Schedule | str | None = None
@@ -128,6 +130,18 @@ def _rows(
     return found if found.ndim == 1 else joined(found)
 
 
+def sums_of_vectors(A: SparseArray, values: jax.Array, schedule: Schedule | None) -> jax.Array:
+    """`row_sum` of vectors [nnz, d] of any dtype: in one pass over them where they are in the order
+    of the rows, else a product with the incidence matrix of rows and entries."""
+    (m, _), d = A.shape, values.shape[1]
+    schedule = by_default(schedule, values.dtype)
+    in_order = A.format == CSR and A.is_checked and schedule is None
+    if not (in_order and isinstance(m, int) and isinstance(d, int) and 0 < d <= LONGEST):
+        return spmm(incidence(A, values.dtype), values, schedule=schedule)
+    of = dict(rows=m * d, vector_length=d, schedule=None, one_pass=True)
+    return bind_row_sum(values[None], A.row_offsets, **of)[0]
+
+
 def largest_or_zero(A: SparseArray, values: jax.Array) -> jax.Array:
     """`row_max` of vectors [nnz, d], but zero for a row without entries. Without derivatives."""
     if values.shape[1] == 0 or not A.is_checked:
@@ -144,7 +158,7 @@ def _rows_of_vectors(
     A: SparseArray, values: Any, *, primitive: Any, nothing: float, schedule: Schedule | None
 ) -> jax.Array:
     if primitive is row_sum_p:
-        return spmm(incidence(A, values.dtype), values, schedule=by_default(schedule, values.dtype))
+        return sums_of_vectors(A, values, schedule)
     A, order = in_row_order(A)
     A, _ = entries_of_rows(replace(A, values=values if order is None else values[order]), nothing)
     (m, _), d = A.shape, values.shape[1]
@@ -215,7 +229,7 @@ def bind_row_broadcast(data: Any, offsets: Any, count: int, **params: Any) -> An
 
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
 # With `or_zero` row_max_p gives zero, in place of -infinity, for a row without entries; that has no
-# derivative here.
+# derivative here. With `one_pass` row_sum_p adds up vectors in one pass, in other bits on the CPU.
 # row_broadcast_p: data [B, m], offsets [m+1] -> [B, nnz], `count` being nnz; padding gets zero
 # `rows` is m. With `vector_length` V the arrays are those of CVS(V): values [B, vectors, V],
 # offsets [ceil(m/V)+1], and `count` is the number of vectors. Where V divides m, rows are
@@ -301,6 +315,7 @@ def _reduce_abstract_eval(
     vector_length: int | None,
     schedule: Any,
     or_zero: bool = False,
+    one_pass: bool = False,
 ) -> Any:
     assert values.shape[2:] == value_shape(0, vector_length)[1:]
     return out_aval(values, (values.shape[0], *_row_shape(rows, vector_length)), values.dtype)
@@ -343,6 +358,7 @@ def _reduce_reference(
     vector_length: int | None,
     schedule: Any,
     or_zero: bool = False,
+    one_pass: bool = False,
 ) -> Any:
     out = row_segments(reduce, values.astype(accumulator(values.dtype)), offsets)
     if or_zero:
@@ -365,9 +381,14 @@ def _row_broadcast_reference(
 
 def _reduce_cpu(op: str) -> Any:
     def cpu(
-        ctx: Any, *operands: Any, schedule: Schedule | None, or_zero: bool = False, **of: Any
+        ctx: Any,
+        *operands: Any,
+        schedule: Schedule | None,
+        or_zero: bool = False,
+        one_pass: bool = False,
+        **of: Any,
     ) -> Any:
-        stem = f"{op}_or_zero" if or_zero else op
+        stem = f"{op}_or_zero" if or_zero else f"{op}_one_pass" if one_pass else op
         return row_lowering(op, stem, ctx, operands, ctx.avals_in[0].shape[1], schedule, of)
 
     return cpu
@@ -375,7 +396,12 @@ def _reduce_cpu(op: str) -> Any:
 
 def _reduce_cuda(op: str) -> Any:
     def cuda(
-        ctx: Any, *operands: Any, schedule: Schedule | None, or_zero: bool = False, **of: Any
+        ctx: Any,
+        *operands: Any,
+        schedule: Schedule | None,
+        or_zero: bool = False,
+        one_pass: bool = False,
+        **of: Any,
     ) -> Any:
         count = ctx.avals_in[0].shape[1]
         found = row_launch_lowering(op, ctx, operands, count, schedule, of, launch_plan)
@@ -415,7 +441,9 @@ def _row_sum_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     return out, None if dvalues is None else bind_row_sum(dvalues, offsets, **params)
 
 
-def _row_sum_transpose(cotangent: Any, values: Any, offsets: Any, **params: Any) -> tuple[int, Any]:
+def _row_sum_transpose(
+    cotangent: Any, values: Any, offsets: Any, *, one_pass: bool = False, **params: Any
+) -> tuple[int, Any]:
     return 0, bind_row_broadcast(cotangent, offsets, values.aval.shape[1], **params)
 
 

@@ -109,7 +109,8 @@ def programs():
     for reduce in ("sum", "max"):
         messages = lambda X, V, *arrays, r=reduce: gspmm(made(*arrays), X, values=V, reduce=r)
         yield messages, (X, V, *arrays)
-    yield partial(aggregate, reduce="max"), (square, np.ones((9, 4), np.float32))
+    for reduce in ("sum", "max"):
+        yield partial(aggregate, reduce=reduce), (square, np.ones((9, 4), np.float32))
     of_edges = lambda X, *arrays: gsddmm(made(*arrays), X[:2], X, reduce=None)
     yield of_edges, (X, *arrays)
     solve = partial(triangular_solve, lower=True, unit_diagonal=False)

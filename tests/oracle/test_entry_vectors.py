@@ -104,6 +104,11 @@ def test_kernels_of_vectors(dtype, isa):
                     )
                     assert ((q < 0) | (case.row_offsets[rows] <= q)).all()
                     assert (q < case.row_offsets[rows + 1]).all()
+            attrs = dict(rows=shape[1] * n, chunk_nonzeros=64)
+            arrays, result = (v, case.row_offsets), (shape, v.dtype)
+            (found,) = run("sgap_row_sum_one_pass_cvs_v1", arrays, [result], attrs, isa)
+            own = rounded(V, dtype)[: case.stored]
+            assert_within(found[0], *bounds(case, own, abs(own), "sum", False, dtype))
             for add in (False, True):
                 attrs, arrays = dict(add=add, chunk_nonzeros=64), (y, x)
                 arrays = (case.row_offsets, case.column_indices, *arrays)
@@ -144,6 +149,11 @@ def test_kernels_survive_any_index_arrays(isa):
         v = rng.standard_normal((1, nnz, n)).astype(np.float32)
         valid = np.maximum.accumulate(np.clip(offsets, 0, nnz))
         expected, of_entries = np.zeros((m, n)), np.zeros((nnz, n))
+        ends = [0, *valid[1:]]  # row operations begin at entry 0
+        sums = np.stack([v[0, ends[i] : ends[i + 1]].sum(0) for i in range(m)])
+        attrs, result = dict(rows=m * n, chunk_nonzeros=20), ((1, m, n), np.float32)
+        (found,) = run("sgap_row_sum_one_pass_cvs_v1", (v, offsets), [result], attrs, isa)
+        np.testing.assert_allclose(found[0], sums, rtol=1e-5, atol=1e-5)
         for i in range(m):
             for p in range(valid[i], valid[i + 1]):
                 if 0 <= columns[p] < k:

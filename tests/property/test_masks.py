@@ -177,6 +177,47 @@ def test_from_function_of_diagonals(name, L, S, format):
     assert calls == [False]  # no entry is evaluated
 
 
+BOUNDS = np.random.default_rng(2).integers(-5, 140, (2, 200)).astype(np.int32)
+BY_PIECES = {
+    "window and sinks": lambda i, j: (j <= i) & ((i - j < 26) | (j < 4)),
+    "lengths": lambda i, j: j < BOUNDS[0][i],
+    "bounds": lambda i, j: ((BOUNDS[0][i] <= j) & (j <= BOUNDS[1][i] + i)) | (BOUNDS[0] > 9)[i],
+    "blocks": lambda i, j: (j >= i // 16 * 16) & (j < i // 16 * 16 + 16) & (i % 3 != 1),
+    "slopes": lambda i, j: np.logical_or(-i + 7 > -j, 3 * j - i * 2 != 5) ^ (2 * j >= 3 * i - 20),
+    "folds": lambda i, j: (np.maximum(abs(i - j), abs(j - 60)) > 20) & (np.minimum(i, j) < 50),
+    "one point": lambda i, j: (5 * j == 2 * i + 1) | (j == 3) & True,
+}
+
+
+@pytest.mark.parametrize("name", BY_PIECES)
+@pytest.mark.parametrize(("L", "S", "format"), [(90, 133, CSR), (131, 77, CVS(8)), (9, 1, CSR)])
+def test_from_function_of_pieces(name, L, S, format):
+    f, sizes = BY_PIECES[name], []
+
+    def counted(i, j):
+        if isinstance(i, np.ndarray):
+            sizes.append(j.size)
+        return f(i, j)
+
+    is_defined_by(masks.from_function(counted, L, S, format=format), f, (L, S), format)
+    assert len(sizes) == 1 and sizes[0] <= 24 * L  # once for each piece of a row
+
+
+REFUSED = {  # what looks like a function of pieces and is none
+    "columns": lambda i, j: BOUNDS[0][j] < i,
+    "products": lambda i, j: i * j < 300,
+    "quotients": lambda i, j: (j // 7) * 7 < i,
+    "fractions": lambda i, j: 0.5 * j < i - j * 0.25,
+    "large": lambda i, j: (j * (1 << 40) * (1 << 24) == 0) | (i < j),
+    "given": lambda i, j: (j <= i) & np.eye(30, dtype=bool),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_functions_of_no_pieces_are_evaluated(name):
+    is_defined_by(masks.from_function(REFUSED[name], 30, 30), REFUSED[name], (30, 30), CSR)
+
+
 @pytest.mark.parametrize("format", [CSR, CVS(8)])
 def test_the_other_fields_of_a_mask_are_those_of_its_arrays(format):
     mask = masks.longformer(3000, 3, [1500], format=format)  # a long row and a long column
