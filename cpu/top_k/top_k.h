@@ -37,11 +37,14 @@ struct TopKIndexerArgs {
   const void* keys;     // [batch, columns, depth]
   const void* weights;  // [batch, rows, heads]
   int64_t batch, heads, depth;
-  // The keys as the kernel reads them: [batch, panels], each of `panel_columns` keys.
+  // The keys as the kernel reads them: [batch, panels], each of `panel_columns` keys. Null where
+  // there are few rows: a task of the first phase then has one panel at a time, and writes the
+  // scores of its columns.
   char* panels;
   int64_t panel_columns, panel_bytes;
-  int64_t panels_of_task;  // that a task of the first phase writes
+  int64_t panels_of_task;  // of the first phase
   int64_t panel_tasks;     // of an element of the batch
+  void* scores;            // [batch, rows, panels * panel_columns] of few rows
 
   int64_t PanelCount() const { return (top_k.columns + panel_columns - 1) / panel_columns; }
 };
@@ -59,6 +62,12 @@ constexpr int64_t TopKIndexerScratch(int64_t rows, int64_t columns, int64_t head
   const int64_t pairs = (rows * heads + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
   const int64_t wide = columns + kPanelColumns, deep = depth + kPanelPart;
   return 8 * (rows * wide + pairs * deep) + TopKScratch(columns) + 3 * 64;
+}
+
+// The same for a task of either phase where there are few rows.
+constexpr int64_t FewRowsScratch(int64_t rows, int64_t columns, int64_t heads, int64_t depth) {
+  const int64_t scoring = TopKIndexerScratch(rows, 0, heads, depth) + 8 * kPanelColumns * depth;
+  return TopKScratch(columns) + scoring + 64;
 }
 
 inline int64_t TopKLimit(int32_t limit, int64_t columns) {

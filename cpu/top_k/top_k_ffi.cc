@@ -22,7 +22,8 @@ namespace ffi = xla::ffi;
 constexpr int64_t kTaskScores = 1 << 16;
 constexpr int64_t kIndexerScores = 1 << 18;  // of a task: they stay in its cache
 constexpr int64_t kIndexerRows = 64;
-constexpr int64_t kPanelsOfTask = 8;
+constexpr int64_t kPanelsOfTask = 8, kPanelsOfFewRows = 32;
+constexpr int64_t kFewRows = 16;
 
 // Rows are written where they begin if each has all that its limit allows. Where one has fewer,
 // for scores of -infinity, the rows behind it move up in a last phase.
@@ -32,7 +33,7 @@ struct TopKCall {
   int64_t batch;
   int32_t* out_offsets;  // [batch, rows + 1]
   std::vector<int32_t> offsets, counts;
-  Workspace panels;
+  Workspace first;  // what the first phase of an indexer writes
   TaskScratch scratch;
 
   // Places the results of all rows, and memory of `bytes` for each of so many tasks at once. False
@@ -188,9 +189,12 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   top_k.columns = columns;
   top_k.k = k;
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  // The keys of few rows are not packed for all of them first, and their columns are divided.
+  const bool few = !kOctets && rows <= kFewRows;
   const int64_t busy = (batch * rows + 8 * threads - 1) / (8 * threads);
   top_k.task_rows = std::clamp<int64_t>(kIndexerScores / std::max<int64_t>(columns, 1), 1,
                                         std::clamp<int64_t>(busy, 1, kIndexerRows));
+  if (few) top_k.task_rows = 1;
   top_k.row_tasks = (rows + top_k.task_rows - 1) / top_k.task_rows;
   args.q = q.untyped_data();
   args.keys = keys.untyped_data();
@@ -202,26 +206,33 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args.panel_columns = kOctets ? kOctetPanelColumns : kPanelColumns;
   args.panel_bytes = args.panel_columns * (kOctets ? parts * int64_t(DtypeBytes(top_k.dtype))
                                                    : depth * AccumulatorBytes(top_k.dtype));
-  args.panels_of_task = kPanelsOfTask;
-  args.panel_tasks = (args.PanelCount() + kPanelsOfTask - 1) / kPanelsOfTask;
+  args.panels_of_task = few ? kPanelsOfFewRows : kPanelsOfTask;
+  args.panel_tasks = (args.PanelCount() + args.panels_of_task - 1) / args.panels_of_task;
   call->batch = batch;
   call->out_offsets = Ints(*offsets);
-  const auto panels = size_t(batch) * args.PanelCount() * args.panel_bytes;
-  call->panels = AcquireWorkspace(std::max<size_t>(panels, 1));
-  args.panels = static_cast<char*>(call->panels.get());
-  const int64_t packing = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
-  const int64_t bytes = TopKIndexerScratch(top_k.task_rows, columns, heads, depth);
-  if (!call->panels || !call->Place(size_t(bytes), tasks, threads)) {
+  // The first phase writes all scores of few rows, else all panels.
+  const int64_t of_row = args.panel_columns * int64_t(AccumulatorBytes(top_k.dtype));
+  const int64_t first = batch * args.PanelCount() * (few ? rows * of_row : args.panel_bytes);
+  call->first = AcquireWorkspace(size_t(std::max<int64_t>(first, 1)));
+  if (few) {
+    args.scores = call->first.get();
+  } else {
+    args.panels = static_cast<char*>(call->first.get());
+  }
+  const int64_t first_tasks = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
+  const int64_t bytes = few ? FewRowsScratch(rows, columns, heads, depth)
+                            : TopKIndexerScratch(top_k.task_rows, columns, heads, depth);
+  if (!call->first || !call->Place(size_t(bytes), few ? first_tasks + tasks : tasks, threads)) {
     return Failed("top_k: no memory for its scratch");
   }
   const int64_t work = batch * rows * columns * heads * (depth + 1);
   const auto kernel = kOctets ? Kernels().TopKIndexerOctet : Kernels().TopKIndexer;
-  const auto run = [call, kernel, packing, tasks](int64_t task) {
-    if (task >= packing + tasks) return call->MoveUp(task - packing - tasks);
-    if (task < packing) return kernel(call->args, task);
+  const auto run = [call, kernel, first_tasks, tasks, few](int64_t task) {
+    if (task >= first_tasks + tasks) return call->MoveUp(task - first_tasks - tasks);
+    if (task < first_tasks && !few) return kernel(call->args, task);
     call->WithScratch([&](const TopKIndexerArgs& own) { kernel(own, task); });
   };
-  return ParallelPhases(pool, {packing, tasks, batch}, work, run);
+  return ParallelPhases(pool, {first_tasks, tasks, batch}, work, run);
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   }
   const char* panels = args.panels + at.batch * args.PanelCount() * args.panel_bytes;
   IndexerScores(at, scratch, args.heads, parts).Compute(panels, args.panel_bytes);
-  SelectScored(args.top_k, at, scratch);
+  SelectScored(args.top_k, at, scratch.scores, scratch.selection);
 }
 
 }  // namespace

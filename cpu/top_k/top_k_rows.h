@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/simd/lane_sums.h"
+#include "cpu/simd/merge_lanes.h"
 #include "cpu/simd/simd.h"
 
 namespace sgap::SGAP_ISA {
@@ -40,6 +42,32 @@ inline Acc ScoreOf(Key<Acc> key) {
   return BitCast<Acc>(Key<Acc>(key < 0 ? key ^ ~kAbsent<Acc> : key));
 }
 
+// StoreLanes, which takes the lanes one by one with AVX2: there they are packed by a table.
+template <typename T, int N, bool kSeldom = false>
+inline void PackLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, T* target,
+                      int32_t* target_numbers) {
+#if defined(SGAP_KEY_SORT) && SGAP_KEY_SORT == 8
+  if constexpr (N == 8 && sizeof(T) == 4) {
+    MergeLanes::StoreBits(mask, BitCast<__m256i>(numbers), BitCast<__m256>(x), target_numbers,
+                          reinterpret_cast<float*>(target));
+    return;
+  } else if constexpr (N == 4 && sizeof(T) == 8) {
+    const uint32_t halves = (mask & 1) * 3 + (mask & 2) * 6 + (mask & 4) * 12 + (mask & 8) * 24;
+    const auto set = [](uint32_t bits) {
+      return _mm_loadl_epi64((const __m128i*)kSetBits.of[bits]);
+    };
+    const __m256i packed =
+        _mm256_permutevar8x32_epi32(BitCast<__m256i>(x), _mm256_cvtepu8_epi32(set(halves)));
+    const __m128 packed_numbers =
+        _mm_permutevar_ps(BitCast<__m128>(numbers), _mm_cvtepu8_epi32(set(mask)));
+    __builtin_memcpy(target, &packed, sizeof(packed));
+    __builtin_memcpy(target_numbers, &packed_numbers, sizeof(packed_numbers));
+    return;
+  }
+#endif
+  StoreLanes<T, N, kSeldom>(mask, x, numbers, target, target_numbers);
+}
+
 template <typename K>
 constexpr int kKeyLanes = kVectorBytes / sizeof(K);
 
@@ -56,8 +84,20 @@ inline uint32_t KeysFrom(const K* keys, int64_t left, K least) {
 template <typename K>
 inline int64_t CountFrom(const K* keys, int64_t count, K least) {
   constexpr int N = kKeyLanes<K>;
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; i += N) {
+  int64_t found = 0, i = 0;
+  if constexpr (kVectorBytes == 32) {  // a mask as an integer takes two instructions more
+    using Keys = Vector<K, N>;
+    Keys first = {}, second = {};
+    for (; i + 2 * N <= count; i += 2 * N) {
+      Keys x, y;
+      __builtin_memcpy(&x, keys + i, sizeof(x));
+      __builtin_memcpy(&y, keys + i + N, sizeof(y));
+      first += x < least;
+      second += y < least;
+    }
+    found = i + FoldLanes<1, K, N>(first + second)[0];
+  }
+  for (; i < count; i += N) {
     found += __builtin_popcount(KeysFrom(keys + i, count - i, least));
   }
   return found;
@@ -77,7 +117,7 @@ K KeyOfRankAmongFew(const K* keys, int64_t count, K low, K high, int64_t rank) {
     if (mask == 0) continue;
     Vector<K, N> x;
     __builtin_memcpy(&x, keys + i, sizeof(x));
-    StoreLanes<K, N>(mask, x, LaneNumbers<int32_t, N>(), few + found, places + found);
+    PackLanes<K, N>(mask, x, LaneNumbers<int32_t, N>(), few + found, places + found);
     found += __builtin_popcount(mask);
   }
   for (int i = found; i < kFewKeys; ++i) few[i] = few[0];
@@ -177,10 +217,12 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   using Acc = Accumulator<T>;
   constexpr int N = kLanes<T>;
   Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
+  Acc* const found_scores = scratch.scores;
+  int32_t* const found_columns = scratch.columns;
   int64_t found = 0, i = 0;
   const auto append = [&](Vector<Acc, N> x) {
     const uint32_t mask = LanesFrom<Acc, N>(x, least);
-    StoreLanes<Acc, N, true>(mask, x, columns, scratch.scores + found, scratch.columns + found);
+    PackLanes<Acc, N, true>(mask, x, columns, found_scores + found, found_columns + found);
     found += __builtin_popcount(mask);
     columns += N;
   };
@@ -235,7 +277,7 @@ int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t ties) 
     Vector<int32_t, N> column;
     __builtin_memcpy(&score, scratch.scores + i, sizeof(score));
     __builtin_memcpy(&column, scratch.columns + i, sizeof(column));
-    StoreLanes<Acc, N>(mask, score, column, scratch.scores + selected, scratch.columns + selected);
+    PackLanes<Acc, N>(mask, score, column, scratch.scores + selected, scratch.columns + selected);
     selected += __builtin_popcount(mask);
   };
   if (ties == CountFrom(keys, count, kept) - CountFrom<K>(keys, count, kept + 1)) {

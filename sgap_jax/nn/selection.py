@@ -28,7 +28,7 @@ from sgap_jax.primitives.top_k import top_k_of_indexer
 from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
 
-# Fewer rows, of a decoding step, are selected from all their scores at once.
+# Fewer rows, of a decoding step, are selected from all their scores at once on other platforms.
 _LEAST_ROWS = 16
 
 
@@ -323,10 +323,11 @@ def _top_tokens(
     def of_sequence(*operands: jax.Array) -> Any:
         if any(map(jax.export.is_symbolic_dim, (rows, keys))):
             return in_tiles(*operands)
-        if rows < _LEAST_ROWS or not keys:
+        if not keys:
             return at_once(*operands)
         kernel = partial(top_k_of_indexer, k=few)
-        return jax.lax.platform_dependent(*operands, cpu=kernel, default=in_tiles)
+        default = at_once if rows < _LEAST_ROWS else in_tiles
+        return jax.lax.platform_dependent(*operands, cpu=kernel, default=default)
 
     dtype = jnp.result_type(q, k, weights)
     parts = jax.typeof(q).sharding.spec

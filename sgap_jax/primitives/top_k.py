@@ -26,6 +26,7 @@ from sgap_jax.schedules.families import failing, warn_once
 from sgap_jax.schedules.machine import this_machine
 
 _LEAST_OCTET_DEPTH = 16  # features of an indexer's head: a matrix tile has 32
+_LEAST_OCTET_ROWS = 17  # of fewer the keys are read once, which is what takes the time
 
 # scores [B, m, n], limits [B|1, m] int32 -> values [B, m k], offsets [B, m+1], indices [B, m k].
 # Of row i the columns before limits[i] exist, if their score is not -infinity. Entries from
@@ -175,7 +176,7 @@ def _indexer_reference(
 def _indexer_cpu(ctx: Any, *operands: Any, k: int, schedule: None) -> Any:
     q = ctx.avals_in[0]
     deep = q.dtype == jnp.bfloat16 and q.shape[-1] >= _LEAST_OCTET_DEPTH
-    octets = this_machine().matrix_tiles and deep
+    octets = this_machine().matrix_tiles and deep and q.shape[1] >= _LEAST_OCTET_ROWS
     target = "sgap_top_k_indexer_octet_v1" if octets else "sgap_top_k_indexer_v1"
     return ffi_lowering(target, ctx, operands, k=np.int64(k))
 

@@ -101,9 +101,10 @@ def programs():
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
     yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
-    indexer = [np.ones(s, jax.numpy.bfloat16) for s in ((2, 1, 16), (3, 16), (2, 1))]
+    # Matrix tiles take more than 16 rows.
+    indexer = [np.ones(s, jax.numpy.bfloat16) for s in ((17, 1, 16), (3, 16), (17, 1))]
     with on_machine(Machine(matrix_tiles=True)):
-        yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
+        yield partial(top_k_of_indexer, k=2), (*indexer, np.full(17, 3, np.int32))
     yield regrow, (*arrays[1:], arrays[0], np.ones((2, 3), np.float32), np.float32(0.5))
     X, V = np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)
     for reduce in ("sum", "max"):
