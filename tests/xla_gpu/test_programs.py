@@ -24,7 +24,10 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 PLUGIN = pathlib.Path(sys.prefix) / "xla-gpu" / os.environ.get("SGAP_XLA", "cuda13")
 OTHERS = ("sm_80", "sm_100")
+# Of those that take XLA seconds none: docs/gpu_compile.md says when they were compiled.
 A_FEW = ("spmm", "spmm by nonzeros", "spmm vectors", "sddmm vectors", "attention vectors", "top_k")
+A_FEW += ("attention with terms", "spmm by nonzeros, skewed", "gspmm max, skewed")
+A_FEW += ("gspmm max, forward mode", "evaluate", "evaluate at a pattern")
 
 # Launches of a program: forward, and forward and backward. Under vmap, scan, shard_map and a mesh
 # it has the same ones: a batch is one launch, and the steps of a scan share theirs.
