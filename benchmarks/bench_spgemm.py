@@ -274,39 +274,47 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two problems; writes no file")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
-    parser.add_argument("--only", nargs="*", help="parts of problems' names; joins the file's rows")
+    parser.add_argument("--only", nargs="*", help="parts of rows' names; joins the file's rows")
     parser.add_argument("--memory", choices=PROBLEMS, help="only prints that of one problem")
     args = parser.parse_args(argv)
     if args.memory:
-        return print(memory(args.memory))
+        print(memory(args.memory))
+        return
     folder = args.out or (None if args.quick else machine.results_dir())
     about_run = harness.stamp()
-    chosen = [(name, make, KINDS) for name, make in PROBLEMS.items()]
+    of_products = KINDS if args.quick else KINDS | {"memory": None}
+    chosen = [(name, make, of_products) for name, make in PROBLEMS.items()]
     chosen += [(name, make, MERGES) for name, make in SUMS.items()]
     if args.quick:
         chosen = [x for x in chosen if x[0] in QUICK]
-    if args.only:
-        chosen = [x for x in chosen if any(part in x[0] for part in args.only)]
     fresh = not args.only
-    for name, make, kinds in chosen:
+
+    def asked(name, kinds):
+        parts = args.only or [""]
+        return {k: x for k, x in kinds.items() if any(part in f"{name}: {k}" for part in parts)}
+
+    for name, make, kinds in ((name, make, asked(name, kinds)) for name, make, kinds in chosen):
+        if not kinds:
+            continue
         try:
             A, B = make()
         except problems.Unavailable as reason:
             print(f"# {name}: {reason}")
             continue
         for kind, contenders in kinds.items():
-            calls = contenders(A, B)
-            if not calls:
+            row = {"problem": f"{name}: {kind}"}
+            if contenders is None:
+                row |= {"us": "", "memory": memory_apart(name)}
+                print(f"{row['problem']}: {row['memory']}", flush=True)
+            elif calls := contenders(A, B):
+                found = timing.measure(calls, 3 if args.quick else timing.ROUNDS)
+                own = found.pop("ours").seconds
+                row |= {"us": 1e6 * own}
+                row |= {f"x_{peer}": x.seconds / own for peer, x in found.items()}
+                ratios = ", ".join(f"{peer} {x.seconds / own:.2f}" for peer, x in found.items())
+                print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
+            else:
                 continue
-            found = timing.measure(calls, 3 if args.quick else timing.ROUNDS)
-            own = found.pop("ours").seconds
-            row = {"problem": f"{name}: {kind}", "us": 1e6 * own}
-            row |= {f"x_{peer}": x.seconds / own for peer, x in found.items()}
-            ratios = ", ".join(f"{peer} {x.seconds / own:.2f}" for peer, x in found.items())
-            if kind == "once" and (folder or args.only) and (held := memory_apart(name)):
-                row["memory"] = held
-                ratios += f" | memory {held:.2f}"
-            print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
             if folder:
                 row = {"n": "", "schedule": ""} | row | about_run
                 harness.write(folder / "spgemm.csv", [row], whole=fresh)

@@ -23,7 +23,7 @@ constexpr size_t kSmallPages = 4 * kHugePage;  // of each region: a huge page ma
 constexpr size_t kKeptBytes = size_t(32) << 20, kKeptInAll = 2 * kKeptBytes;
 constexpr size_t kMostSpace = size_t(1) << 32;  // that is kept, address space
 constexpr int64_t kEntriesAtOnce = 1 << 16;     // that are put together when all are there
-constexpr int64_t kLeastRoom = 1 << 17;         // entries of a worker
+constexpr int64_t kLeastRoom = 1 << 16;         // entries of a worker
 constexpr int64_t kPartOfRoom = 8;              // of the result, that all workers have
 
 struct Kept {
