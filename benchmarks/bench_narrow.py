@@ -153,7 +153,8 @@ def main(argv: list[str] | None = None) -> None:
                 row |= {"us": 1e6 * seconds} | {f"x_{name}": x for name, x in peers_.items()}
                 ratios = ", ".join(f"{name} {x:.2f}" for name, x in peers_.items())
                 print(f"{row['problem']} n={n}: {row['us']:.0f} us | {ratios} {notes}", flush=True)
-                best.setdefault((kind, n), []).append(min(peers_.values()))
+                if peers_:
+                    best.setdefault((kind, n), []).append(min(peers_.values()))
                 rows.append(row | about_run | {"notes": notes})
     for (kind, n), found in best.items():
         mean = float(np.exp(np.mean(np.log(found))))

@@ -39,7 +39,7 @@ def with_dgl(A, seeds):
         blocks, found = [], seeds
         for fanout in FANOUTS:
             hop = dgl.sampling.sample_neighbors(graph, found, fanout)
-            blocks.append(dgl.to_block(hop, found))
+            blocks.append(dgl.transforms.to_block(hop, found))
             found = blocks[-1].srcdata[dgl.NID]
         return blocks
 

@@ -226,7 +226,7 @@ def from_function(
       L: number of queries.
       S: number of keys, L if None.
       format: CSR or CVS(V).
-      block: rows and columns of a block for functions that are evaluated for all pairs.
+      block: f is evaluated for so many pairs at a time as a block of so many rows and columns has.
 
     Returns:
       A SparseArray of ones, of shape [L, S].
@@ -254,8 +254,12 @@ def from_function(
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)
-    if known is None:
-        height, step = -(-block // length) * length, block
+    if known is not None and not _spares(*known, height * step):
+        known = None
+    if known is None:  # few long rows: in NumPy's loops each row takes a start
+        height = -(-max(block // 8, 1) // length) * length
+    width = max(block * block // height, 1)  # of what is evaluated at a time
+    step = step if known is not None else width
 
     def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for b, first in enumerate(range(0, L, height)):
@@ -263,12 +267,12 @@ def from_function(
             full = empty = np.zeros(-(-S // step), bool)
             if known is not None:
                 full, empty = (x[b] for x in known)
-            # A run of blocks that are not empty at a time, no wider than `block`.
+            # A run of blocks that are not empty at a time, no wider than `width`.
             parts = [
                 _of_block(
                     np.True_ if whole else _evaluated(f, rows, keys[None]), rows, keys, length
                 )
-                for keys, whole in _runs(full, empty, step, S, block)
+                for keys, whole in _runs(full, empty, step, S, width)
             ]
             blocks = -(-len(rows) // length)
             counts = np.sum([count for count, _ in parts], 0) if parts else np.zeros(blocks, int)
@@ -303,6 +307,15 @@ def _of_block(
 
 
 _KNOWN_BLOCK = 64  # rows and columns of a block about which ranges say something
+_PAIRS_OF_RUN = 1 << 15  # a run of blocks takes as long as the evaluation of so many pairs
+
+
+def _spares(full: np.ndarray, empty: np.ndarray, pairs: int) -> bool:
+    """Whether it pays to know which blocks, of so many pairs, are full and which are empty."""
+    kind = np.where(empty, 0, np.where(full, 2, 1))
+    begins = np.diff(kind, axis=1, prepend=0) != 0
+    runs, evaluated = np.count_nonzero(begins & (kind > 0)), np.count_nonzero(kind == 1)
+    return runs * _PAIRS_OF_RUN + evaluated * pairs < kind.size * pairs
 
 
 def _runs(

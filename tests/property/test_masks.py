@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgap_jax import COO, CSC, CSR, CVS, SparseArray, masks
+from sgap_jax.masks import build
 
 settings.register_profile("masks", max_examples=12, deadline=None, derandomize=True)
 QUICK = settings.get_profile("masks")
@@ -143,7 +144,9 @@ BY_RANGES = {
 
 @pytest.mark.parametrize("name", BY_RANGES)
 @pytest.mark.parametrize(("L", "S", "format"), [(300, 333, CSR), (200, 129, CVS(8)), (70, 0, CSR)])
-def test_from_function_of_ranges(name, L, S, format):
+@pytest.mark.parametrize("of_run", [0, build._PAIRS_OF_RUN])  # with 0 ranges always pay
+def test_from_function_of_ranges(name, L, S, format, of_run, monkeypatch):
+    monkeypatch.setattr(build, "_PAIRS_OF_RUN", of_run)
     f, calls = BY_RANGES[name], []
 
     def counted(i, j):
@@ -151,6 +154,8 @@ def test_from_function_of_ranges(name, L, S, format):
         return f(i, j)
 
     is_defined_by(masks.from_function(counted, L, S, format=format), f, (L, S), format)
+    if name == "blocks" and S:  # stripes: of so many runs that all pairs are evaluated at once
+        assert (sum(calls) == L * S) == (of_run > 0)
     assert calls[0] == 0 and (name not in ("causal", "nothing") or sum(calls) < L * max(S, 1) / 2)
 
 
