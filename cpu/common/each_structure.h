@@ -15,6 +15,7 @@
 
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace sgap {
@@ -112,6 +113,13 @@ xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, Call call)
   return RunTogether(threads, std::move(calls));
 }
 
+// Of a result as a whole: a page may hold parts of several structures, which handlers see alone.
+inline void AdviseWhole(xla::ffi::Result<xla::ffi::AnyBuffer> result) {
+  AdviseHugePages(result->untyped_data(), result->size_bytes());
+}
+template <typename Argument>
+void AdviseWhole(const Argument&) {}
+
 // kHandler(Pool, ...) for one structure, as a handler of index arrays of one structure or several.
 template <auto kHandler>
 struct EachStructure;
@@ -124,6 +132,7 @@ struct EachStructure<kHandler> {
     if (!count.Found()) return kHandler(threads, args...);
     const std::string wrong = count.Error();
     if (!wrong.empty()) return Failed(wrong);
+    (AdviseWhole(args), ...);
     return RunEach(threads, *count.Found(), [&](const Pool& pool, int64_t i) {
       StructureSlice slice(i, *count.Found());
       return kHandler(pool, slice(args)...);
