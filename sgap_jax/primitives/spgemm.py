@@ -41,7 +41,6 @@ from sgap_jax.primitives.spgemm_pattern import (
 )
 from sgap_jax.schedules import HashRows, Reference, Schedule
 from sgap_jax.schedules.families import failing, warn_once
-from sgap_jax.schedules.select import keep_chosen
 
 _OP = "spgemm"
 
@@ -185,8 +184,6 @@ def _plan(
 def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
     """A B with rows in hash tables: structure and values at once, or where these are traced or of a
     dtype without kernels at the structure that was found."""
-    what = f"{_OP}: {list(A.shape)} with {A.nnz} entries times {list(B.shape)} with {B.nnz}"
-    keep_chosen(what, rows, False, rows.explain)
     found = _at_once(A, B, rows)
     if found is None:
         with structures.concrete():
