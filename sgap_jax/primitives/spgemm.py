@@ -187,8 +187,8 @@ def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
     found = _at_once(A, B, rows)
     if found is None:
         with structures.concrete():
-            ones = (X.with_values(np.ones(X.values.shape, np.float32)) for X in (A, B))
-            pattern = _at_once(*ones, rows)
+            left, right = (X.with_values(np.ones(X.values.shape, np.float32)) for X in (A, B))
+            pattern = _at_once(left, right, rows)
         if pattern is None:
             raise NotImplementedError(
                 f"{_OP}: {rows} runs on the CPU and finds the structure of A B outside of the "
