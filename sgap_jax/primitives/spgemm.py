@@ -41,7 +41,6 @@ from sgap_jax.primitives.spgemm_pattern import (
 )
 from sgap_jax.schedules import HashRows, Reference, Schedule
 from sgap_jax.schedules.families import failing, warn_once
-from sgap_jax.schedules.select import keep_chosen
 
 _OP = "spgemm"
 
@@ -185,13 +184,11 @@ def _plan(
 def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
     """A B with rows in hash tables: structure and values at once, or where these are traced or of a
     dtype without kernels at the structure that was found."""
-    what = f"{_OP}: {list(A.shape)} with {A.nnz} entries times {list(B.shape)} with {B.nnz}"
-    keep_chosen(what, rows, False, rows.explain)
     found = _at_once(A, B, rows)
     if found is None:
         with structures.concrete():
-            ones = (X.with_values(np.ones(X.values.shape, np.float32)) for X in (A, B))
-            pattern = _at_once(*ones, rows)
+            left, right = (X.with_values(np.ones(X.values.shape, np.float32)) for X in (A, B))
+            pattern = _at_once(left, right, rows)
         if pattern is None:
             raise NotImplementedError(
                 f"{_OP}: {rows} runs on the CPU and finds the structure of A B outside of the "
