@@ -141,8 +141,10 @@ def _blocks(x: jax.Array, size: int, lengths: jax.Array | None) -> jax.Array:
     B, L, *rest = x.shape
     count, wide = -(-L // size), accumulator(x.dtype)
     ends = jnp.full(1, L, jnp.int32) if lengths is None else jnp.clip(lengths, 0, L)
-    inside = structure.positions(L)[None] < ends[:, None]
-    x = jnp.where(inside[..., None, None], x.astype(wide), jnp.zeros((), wide))
+    x = x.astype(wide)
+    if lengths is not None:  # XLA would write all of x once more
+        inside = structure.positions(L)[None] < ends[:, None]
+        x = jnp.where(inside[..., None, None], x, jnp.zeros((), wide))
     padded = jnp.pad(x, ((0, 0), (0, count * size - L), (0, 0), (0, 0)))
     sums = padded.reshape(B, count, size, *rest).sum(2)
     present = jnp.clip(ends[:, None] - structure.positions(count)[None] * size, 1, size)
