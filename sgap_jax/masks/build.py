@@ -254,7 +254,7 @@ def from_function(
     step = min(block, _KNOWN_BLOCK)
     height = -(-step // length) * length
     known = of_blocks(f, L, S, height, step)
-    if known is not None and not _spares(*known, height * step):
+    if known is not None and not _spares(known[0], known[1], height * step):
         known = None
     if known is None:  # few long rows: in NumPy's loops each row takes a start
         height = -(-max(block // 8, 1) // length) * length
@@ -270,7 +270,7 @@ def from_function(
             # A run of blocks that are not empty at a time, no wider than `width`.
             parts = [
                 _of_block(
-                    np.True_ if whole else _evaluated(f, rows, keys[None]), rows, keys, length
+                    True if whole else _evaluated(f, rows, keys[None]), rows, keys, length
                 )
                 for keys, whole in _runs(full, empty, step, S, width)
             ]
@@ -315,7 +315,7 @@ def _spares(full: np.ndarray, empty: np.ndarray, pairs: int) -> bool:
     kind = np.where(empty, 0, np.where(full, 2, 1))
     begins = np.diff(kind, axis=1, prepend=0) != 0
     runs, evaluated = np.count_nonzero(begins & (kind > 0)), np.count_nonzero(kind == 1)
-    return runs * _PAIRS_OF_RUN + evaluated * pairs < kind.size * pairs
+    return bool(runs * _PAIRS_OF_RUN + evaluated * pairs < kind.size * pairs)
 
 
 def _runs(
