@@ -269,9 +269,7 @@ def from_function(
                 full, empty = (x[b] for x in known)
             # A run of blocks that are not empty at a time, no wider than `width`.
             parts = [
-                _of_block(
-                    True if whole else _evaluated(f, rows, keys[None]), rows, keys, length
-                )
+                _of_block(True if whole else _evaluated(f, rows, keys[None]), rows, keys, length)
                 for keys, whole in _runs(full, empty, step, S, width)
             ]
             blocks = -(-len(rows) // length)

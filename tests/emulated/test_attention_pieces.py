@@ -258,6 +258,35 @@ def test_wrong_chunks_are_refused(wrong):
         AttentionTile(8, chunk=1).check(Problem("attention", (9, 9), 2**30, platform="cuda"))
 
 
+def compare_tiles():
+    """Gradients of keys of which a step of two block rows stores one tile of 8, each of them
+    another, against the unfused operations."""
+    seen = np.zeros((32, 32), np.float32)
+    for at in range(0, 32, 8):
+        seen[at : at + 8, at : at + 8] = 1
+    A = SparseArray.from_dense(seen).asformat(CVS(8)).astype(jnp.bfloat16)
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((1, 32, 2, 64)), jnp.bfloat16) for _ in range(3))
+
+    def gradients(schedule):
+        def loss(q, k, v):
+            out = sparse_attention(q, k, v, A, schedule=schedule)
+            return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    run = Counted()
+    found = gradients(Emulated(run, AttentionTile(16, octet=True)))
+    assert "AttentionOctetKeysBackwardKernel" in run.kernels
+    for x, expected in zip(found, gradients(Unfused()), strict=True):
+        x, expected = (np.asarray(y, np.float32) for y in (x, expected))
+        assert np.abs(x - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+def test_steps_that_store_keys_of_one_tile():
+    compare_tiles()
+
+
 @pytest.mark.parametrize(
     ("header", "right", "wrong"),
     [
@@ -270,6 +299,7 @@ def test_wrong_chunks_are_refused(wrong):
         ("attention_pieces.cuh", "+= of_piece * sums", "+= sums"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_octet_keys.cuh", "to < most ? row_indices[start + to] : far", "far"),
+        ("attention_octet_keys.cuh", "step ^= left;", "step &= 0 - step;"),
         (
             "attention_octet_backward.cuh",
             "batch * places + unsigned(own.place)) * kLength + part",
@@ -292,7 +322,9 @@ def test_wrong_chunks_are_refused(wrong):
 def test_planted_bugs_are_caught(header, right, wrong, planted):
     def check():
         try:
-            if "octet" in header:
+            if "step" in right:
+                compare_tiles()
+            elif "octet" in header:
                 compare(OCTETS, AttentionTile(8, 2, octet=True, chunk=5), 16, "float16")
             else:
                 compare(GLOBAL, AttentionTile(8, chunk=2), 2)
