@@ -59,9 +59,8 @@ def explain(
         return function(*given, **{**kwargs, **named})
 
     arrays = [fixed[i].values if i in fixed else args[i] for i in places]
-    traced = jax.jit(of_arrays).trace(arrays, named)
-    with launch.collected(), chosen() as calls:
-        traced.lower(lowering_platforms=(platform,))
+    with launch.collected(), chosen() as calls:  # products are told while they are traced
+        jax.jit(of_arrays).trace(arrays, named).lower(lowering_platforms=(platform,))
     if not calls and inspect.unwrap(function) is inspect.unwrap(einsum):
         return told_of_einsum(platform, *args, **kwargs)
     return "\n\n".join(_told(*call, loops) for call, loops in calls.items()) or (

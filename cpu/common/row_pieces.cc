@@ -21,10 +21,11 @@ namespace {
 constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kSmallPages = 4 * kHugePage;  // of each region: a huge page may be mostly unused
 constexpr size_t kKeptBytes = size_t(32) << 20, kKeptInAll = 2 * kKeptBytes;
-constexpr size_t kMostSpace = size_t(1) << 32;  // that is kept, address space
-constexpr int64_t kEntriesAtOnce = 1 << 16;     // that are put together when all are there
-constexpr int64_t kLeastRoom = 1 << 16;         // entries of a worker
-constexpr int64_t kPartOfRoom = 8;              // of the result, that all workers have
+constexpr size_t kLeastPages = size_t(1) << 20;  // of a result that keeps its region
+constexpr size_t kMostSpace = size_t(1) << 32;   // that is kept, address space
+constexpr int64_t kEntriesAtOnce = 1 << 16;      // that are put together when all are there
+constexpr int64_t kLeastRoom = 1 << 16;          // entries of a worker
+constexpr int64_t kPartOfRoom = 8;               // of the result, that all workers have
 
 struct Kept {
   char* data;
@@ -87,6 +88,14 @@ Pages::~Pages() {
 #endif
 }
 
+void Pages::Trim(size_t used) {
+#if defined(__linux__)
+  constexpr size_t kPage = 4096;  // or more, where this does nothing
+  used = (used + kPage - 1) / kPage * kPage;
+  if (used < bytes_) madvise(data_ + used, bytes_ - used, MADV_DONTNEED);
+#endif
+}
+
 void FreeArray::operator()(char* memory) const { std::free(memory); }
 
 ResultArray::ResultArray(size_t bytes) {
@@ -94,6 +103,18 @@ ResultArray::ResultArray(size_t bytes) {
   bytes = (bytes + kLine) / kLine * kLine;
   heap_.reset(static_cast<char*>(std::aligned_alloc(kLine, bytes)));
   if (heap_) AdviseHugePages(heap_.get(), bytes);
+}
+
+void ResultArray::Fit(size_t used) {
+  if (heap_) return;
+  if (used > kLeastPages) {
+    pages_.Trim(used);
+    return;
+  }
+  ResultArray few(used);
+  if (!few.data()) return;
+  std::memcpy(few.data(), pages_.data(), used);
+  *this = std::move(few);
 }
 
 namespace {
@@ -249,6 +270,9 @@ bool RowPieces::Join(RowResult& result) {
   }
   const auto workers = int64_t(workers_.size());
   RunOnThreads(workers, workers, [&](int64_t i, int64_t) { Move(workers_[i]); });
+  for (size_t array = 0; array < widths_.size(); ++array) {
+    results_[array].Fit(size_t(before) * widths_[array]);
+  }
   result.arrays = std::move(results_);
   return true;
 }

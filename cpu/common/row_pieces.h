@@ -36,6 +36,8 @@ class Pages {
   }
 
   char* data() const { return data_; }
+  // Gives back the memory behind the first `used` bytes.
+  void Trim(size_t used);
 
  private:
   char* data_ = nullptr;
@@ -55,6 +57,9 @@ class ResultArray {
   explicit ResultArray(Pages pages) : pages_(std::move(pages)) {}
 
   char* data() const { return heap_ ? heap_.get() : pages_.data(); }
+  // Takes no more memory than the first `used` bytes need: what the region had before, for a larger
+  // result, would stay as long as this one.
+  void Fit(size_t used);
 
  private:
   std::unique_ptr<char, FreeArray> heap_;

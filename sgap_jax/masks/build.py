@@ -214,15 +214,17 @@ def from_function(
     as windows and dilated ones, is evaluated once for each diagonal. What is made of comparisons of
     linear functions of rows and columns (`+`, `-`, `*` by a number, abs, minimum, maximum, `&`,
     `|`, `~`; of rows also `//`, `%` and lookups in an array), such as a window and the first keys
-    or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change.
+    or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change, for
+    all rows at once, where that is at most a quarter of the pairs and 4 million evaluations.
     Else, where these operations and `//` and `%` by a positive number of ranges of rows and columns
     say that a block is full or empty, its entries are not evaluated. A function that does anything
     else, such as looking up the segments of columns in an array (`block_diagonal` is for that), is
     evaluated for all L S pairs.
 
     Args:
-      f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts
-        to that shape; like FlexAttention's `mask_mod` of (q_idx, kv_idx), but for arrays.
+      f: maps rows [r, 1] and columns [1, c] or [r, c], NumPy integers, to booleans [r, c] or what
+        broadcasts to that shape; like FlexAttention's `mask_mod` of (q_idx, kv_idx), but for
+        arrays.
       L: number of queries.
       S: number of keys, L if None.
       format: CSR or CVS(V).

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-_MOST = 1 << 40  # of coefficients and constants: sums of products with positions fit in int64
+_MOST_SLOPE = 1 << 29  # of a column, which is below 2^31: sums of forms fit in int64
+_MOST = 1 << 60  # of what is added
 _MOST_FORMS = 8  # of one number
 _MOST_CUTS = 32  # of a row
+_MOST_ENDS = 1 << 22  # of all rows: 32 MB
 
 _COMPARISONS = (
     np.less,
@@ -38,11 +40,19 @@ class _OtherFunction(Exception):
     """The function is not known to be one of pieces."""
 
 
+class _Cuts(list):
+    """Columns, one or [L, 1], at which the pieces of a row begin; not more than `most`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+
 class _Number(NDArrayOperatorsMixin):
     """An integer that is the same one of its forms at all columns between two cuts of a row: the
     function's arguments, and what it makes of them. `cuts` is the list of all, which grows."""
 
-    def __init__(self, forms: Sequence[Form], cuts: list[Any]) -> None:
+    def __init__(self, forms: Sequence[Form], cuts: _Cuts) -> None:
         if len(forms) > _MOST_FORMS:
             raise _OtherFunction
         self.forms, self.cuts = _bounded(forms), cuts
@@ -67,7 +77,7 @@ class _Number(NDArrayOperatorsMixin):
 class _Truth(NDArrayOperatorsMixin):
     """A boolean that is the same at all columns between two cuts of a row."""
 
-    def __init__(self, cuts: list[Any]) -> None:
+    def __init__(self, cuts: _Cuts) -> None:
         self.cuts = cuts
 
     __array_ufunc__ = _Number.__array_ufunc__
@@ -120,8 +130,9 @@ def _forms(x: Any) -> Sequence[Form]:
 
 
 def _bounded(forms: Sequence[Form]) -> Sequence[Form]:
-    if any(max(abs(b), np.abs(c).max(initial=0)) > _MOST for b, c in forms):
-        raise _OtherFunction
+    for b, c in forms:
+        if abs(b) > _MOST_SLOPE or np.max(c, initial=0) > _MOST or np.min(c, initial=0) < -_MOST:
+            raise _OtherFunction
     return forms
 
 
@@ -157,7 +168,7 @@ def _scalar(forms: Sequence[Form]) -> tuple[int] | None:
     return (int(c),) if len(forms) == 1 and b == 0 and np.ndim(c) == 0 else None
 
 
-def _cut(cuts: list[Any], left: Sequence[Form], right: Sequence[Form]) -> None:
+def _cut(cuts: _Cuts, left: Sequence[Form], right: Sequence[Form]) -> None:
     """Cuts where a form of one is that of the other, and behind: the sign of their difference does
     not change in between."""
     for b, c in left:
@@ -165,14 +176,15 @@ def _cut(cuts: list[Any], left: Sequence[Form], right: Sequence[Form]) -> None:
             slope, rest = (b - d, c - e) if b > d else (d - b, e - c)
             if slope:
                 cuts += [-(rest // slope), -rest // slope + 1]
-    if len(cuts) > _MOST_CUTS:
+    if len(cuts) > cuts.most:
         raise _OtherFunction
 
 
 def pieces_of_rows(f: Callable, L: int, S: int) -> np.ndarray | None:
     """The columns [L, pieces + 1] at which the pieces of each row begin, and S: f is the same on
-    all of a piece. None where f is not known to be such a function."""
-    cuts: list[Any] = []
+    all of a piece. None where f is not known to be such a function, or where the ends of pieces
+    would take more memory than blocks of pairs."""
+    cuts = _Cuts(min(_MOST_CUTS, S // 4 - 2, _MOST_ENDS // max(L, 1) - 2))
     try:
         found = f(_Number([(0, np.arange(L)[:, None])], cuts), _Number([(1, 0)], cuts))
         ends = [np.broadcast_to(cut, (L, 1)) for cut in [0, S, *cuts]]

@@ -41,6 +41,7 @@ from sgap_jax.primitives.spgemm_pattern import (
 )
 from sgap_jax.schedules import HashRows, Reference, Schedule
 from sgap_jax.schedules.families import failing, warn_once
+from sgap_jax.schedules.select import keep_chosen
 
 _OP = "spgemm"
 
@@ -184,6 +185,8 @@ def _plan(
 def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
     """A B with rows in hash tables: structure and values at once, or where these are traced or of a
     dtype without kernels at the structure that was found."""
+    what = f"{_OP}: {list(A.shape)} with {A.nnz} entries times {list(B.shape)} with {B.nnz}"
+    keep_chosen(what, rows, False, rows.explain)
     found = _at_once(A, B, rows)
     if found is None:
         with structures.concrete():
@@ -192,7 +195,8 @@ def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
         if pattern is None:
             raise NotImplementedError(
                 f"{_OP}: {rows} runs on the CPU and finds the structure of A B outside of the "
-                "trace, from concrete structures of A and B; leave the schedule out"
+                "trace, from concrete structures of A and B, in memory for all of its products; "
+                "leave the schedule out"
             )
         found = _sampled(A, B, pattern, None, complete=True)
     return found

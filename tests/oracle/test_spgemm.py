@@ -1,7 +1,10 @@
 """Products of two sparse matrices against loops over pairs of their entries."""
 
 import collections
+import os
+import pathlib
 import pickle
+import sys
 import types
 
 import jax
@@ -25,6 +28,7 @@ from sgap_jax import (
     Reference,
     ScheduleError,
     SparseArray,
+    explain,
     random,
     spgemm,
     spgemm_plan,
@@ -306,6 +310,25 @@ def test_results_of_many_entries():
     np.testing.assert_array_equal(values.view(np.float32), want.reshape(-1))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_small_results_do_not_keep_the_memory_of_large_ones():
+    """Results of 80 KB each, while larger ones come and go whose memory the next call has."""
+    rng = np.random.default_rng(0)
+    dense = rng.standard_normal((2, 2000, 2000), np.float32) * (rng.random((2, 2000, 2000)) < 0.05)
+    X, Y = map(SparseArray.from_dense, dense)
+
+    def resident():
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    X + Y, X * Y
+    before, kept = resident(), []
+    for _ in range(100):
+        X + Y
+        kept.append(X * Y)
+    assert resident() - before <= 64 << 20  # 170 MB with the memory of the sums
+
+
 @pytest.mark.seconds(check=3, test=8)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
 @pytest.mark.parametrize("name", ["empty_rows_at_both_ends", "every_length", "padded", "no_rows"])
@@ -341,6 +364,8 @@ def test_rows_in_hash_tables(schedule):
             np.testing.assert_array_equal(x.index_arrays[1][1], y.index_arrays[1][1])
             np.testing.assert_array_equal(x.values, y.values)
     left, right = array(A, "float64"), array(B, "float64")
+    told = explain(spgemm, left, right, schedule=schedule)
+    assert str(schedule) in told and "table = {}" in told
 
     def loss(a, schedule):
         C = spgemm(left.with_values(a), right, schedule=schedule)
