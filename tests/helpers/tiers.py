@@ -9,9 +9,9 @@
     check   likewise, but only each value occurs, and slow kinds of tests are left out
 
 The time of a variant is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
-test that is not listed is quick. Of a function of CORE `test` runs one variant if it takes up to
-2.5 seconds, of other functions up to 1. A test with a larger budget in a tier, or one that belongs
-to a tier, has a mark:
+test that is not listed is quick. `test` runs at least one variant of each function of CORE, of
+others one that takes up to a second. A test with a larger budget in a tier, or one that belongs to
+a tier, has a mark:
 
     @pytest.mark.seconds(check=5, test=60)      the time of this function's variants in a tier
     @pytest.mark.tier("test")                   the quickest tier that runs it, whatever it takes
@@ -42,7 +42,6 @@ CORE = ("freeze", "grad", "oracle")
 # runs; in `all`, of the variants that bring each value.
 BUDGET = {"check": 0.5, "test": 0.5, "all": 4}
 ALONE = {"check": 0.7, "test": 1.0}
-ALONE_OF_CORE = {"check": 0.7, "test": 2.5}
 VALUES = 12
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
@@ -139,9 +138,8 @@ def _most(item, tier: str) -> int | None:
         return max(int(marked[tier] / each), 1)
     if tier == "all":  # never less than a quicker tier
         return max(int(max(BUDGET[tier], *marked.values(), 0) / each), 1)
-    alone = (ALONE_OF_CORE if item.path.parent.name in CORE else ALONE)[tier]
-    named = item.get_closest_marker("tier") is not None
-    return max(int(BUDGET[tier] / each), each <= alone or named)
+    named = item.get_closest_marker("tier") or (tier == "test" and item.path.parent.name in CORE)
+    return max(int(BUDGET[tier] / each), each <= ALONE[tier] or bool(named))
 
 
 def left_out(items: list, tier: str) -> set:
