@@ -302,7 +302,7 @@ def test_nothing_is_sorted_by_comparing(format, nse):
         loss = jax.grad(lambda v, c: jnp.sum(spmm(build(v, c), jnp.ones((N, 2), jnp.float32)) ** 2))  # noqa: B023
         c = jnp.zeros((size, 2) if build is of_coordinates else (M, 5), jnp.int32)
         text = jax.jit(loss).lower(jnp.ones(size, jnp.float32), c).as_text()
-        assert "sgap_transpose_structure_v1" in text and "sgap_spmm_csr_v1" in text
+        assert "sgap_transpose_structure_v1" in text and "sgap_spmm_csr_" in text
         assert "stablehlo.sort" not in text
 
 
