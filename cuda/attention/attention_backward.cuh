@@ -105,17 +105,26 @@ __device__ __forceinline__ void DifferentiateRows(
   }
 }
 
+// Blocks of 128 threads that a multiprocessor must have registers for at once. Unasked, the
+// compiler takes up to 19 registers more than it needs where a lane has one pack of one row's
+// features.
+template <class A, int kRows, int kPacks, bool kVector>
+constexpr int kLeastBlocks = sizeof(A) == 4 && kRows == 1 && kPacks == 1 && kVector ? 5 : 1;
+
 template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
           int kShare, int kBlock, bool kVector>
-__global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
-    const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
-    const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
-    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-    T* __restrict__ dq, Accumulator<T>* __restrict__ dbias, long long m, long long keys,
-    long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias,
-    long long sharing) {
+__global__ void __launch_bounds__(
+    kBlock, (kLeastBlocks<Accumulator<T>, kRows, kSteps * kValueSteps, kVector>))
+    AttentionRowsBackwardKernel(
+        const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta,
+        const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+        const Accumulator<T>* __restrict__ bias, const Index* __restrict__ lengths,
+        const Accumulator<T>* __restrict__ lse, const Index* __restrict__ row_offsets,
+        const Index* __restrict__ column_indices, T* __restrict__ dq,
+        Accumulator<T>* __restrict__ dbias, long long m, long long keys, long long heads,
+        long long key_heads, long long depth, long long value_depth, long long vectors,
+        long long batches, long long scale_bits, long long flags, long long wrt_bias,
+        long long sharing) {
   MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-_MOST = 1 << 40  # of coefficients and constants: sums of products with positions fit in int64
+_MOST = 1 << 40  # of coefficients and constants; products with positions wrap as those of NumPy do
 
-_COMPARISONS = (
+COMPARISONS = (
     np.less,
     np.less_equal,
     np.greater,
@@ -19,8 +19,8 @@ _COMPARISONS = (
 )
 
 
-class _OtherFunction(Exception):
-    """The function is not known to be one of j - i."""
+class OtherFunction(Exception):
+    """The function is not known to be of the kind that a module evaluates."""
 
 
 class _Position(NDArrayOperatorsMixin):
@@ -29,20 +29,20 @@ class _Position(NDArrayOperatorsMixin):
 
     def __init__(self, a: int, b: int, c: int, diagonals: np.ndarray) -> None:
         if max(abs(a), abs(b), abs(c)) > _MOST:
-            raise _OtherFunction
+            raise OtherFunction
         self.a, self.b, self.c, self.diagonals = a, b, c, diagonals
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return _computed(ufunc, method, inputs, options)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise _OtherFunction
+        raise OtherFunction
 
     def __array_function__(self, *_: Any) -> Any:
-        raise _OtherFunction
+        raise OtherFunction
 
     def __bool__(self) -> bool:
-        raise _OtherFunction
+        raise OtherFunction
 
 
 class _OnDiagonals(NDArrayOperatorsMixin):
@@ -59,12 +59,12 @@ class _OnDiagonals(NDArrayOperatorsMixin):
 
 def _computed(ufunc: Any, method: str, inputs: tuple, options: dict) -> Any:
     if method != "__call__" or options or ufunc.nout != 1:
-        raise _OtherFunction
+        raise OtherFunction
     if all(isinstance(x, _Position) or _is_integer(x) for x in inputs):
         exact = _linear(ufunc, inputs)
         if exact is not None:
             return exact
-        if ufunc in _COMPARISONS:  # of the difference with zero, which may depend on j - i alone
+        if ufunc in COMPARISONS:  # of the difference with zero, which may depend on j - i alone
             inputs = _linear(np.subtract, inputs), 0
     return _OnDiagonals(ufunc(*map(_at_diagonals, inputs)))
 
@@ -98,11 +98,11 @@ def _at_diagonals(x: Any) -> Any:
         return x.at
     if isinstance(x, _Position):
         if x.a + x.b:
-            raise _OtherFunction
+            raise OtherFunction
         return x.b * x.diagonals + x.c
     if isinstance(x, bool | int | float | np.generic):
         return x
-    raise _OtherFunction
+    raise OtherFunction
 
 
 def stored_diagonals(f: Callable, L: int, S: int) -> np.ndarray | None:

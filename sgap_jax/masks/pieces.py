@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from sgap_jax.masks.diagonals import COMPARISONS, OtherFunction
+
 _MOST_SLOPE = 1 << 29  # of a column, which is below 2^31: sums of forms fit in int64
 _MOST = 1 << 60  # of what is added
 _MOST_FORMS = 8  # of one number
 _MOST_CUTS = 32  # of a row
 _MOST_ENDS = 1 << 22  # of all rows: 32 MB
 
-_COMPARISONS = (
-    np.less,
-    np.less_equal,
-    np.greater,
-    np.greater_equal,
-    np.equal,
-    np.not_equal,
-)
 _CONNECTIVES = (
     np.bitwise_and,
     np.logical_and,
@@ -34,10 +28,6 @@ _CONNECTIVES = (
 
 # b j + c of the column j; c is a number, or [L, 1] numbers of the rows.
 Form = tuple[int, Any]
-
-
-class _OtherFunction(Exception):
-    """The function is not known to be one of pieces."""
 
 
 class _Cuts(list):
@@ -54,7 +44,7 @@ class _Number(NDArrayOperatorsMixin):
 
     def __init__(self, forms: Sequence[Form], cuts: _Cuts) -> None:
         if len(forms) > _MOST_FORMS:
-            raise _OtherFunction
+            raise OtherFunction
         self.forms, self.cuts = _bounded(forms), cuts
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -64,14 +54,14 @@ class _Number(NDArrayOperatorsMixin):
         """The number of each row, which may look up others in an array."""
         ((b, c),) = self.forms
         if b or np.ndim(c) == 0:
-            raise _OtherFunction
+            raise OtherFunction
         return c.copy()
 
     def __array_function__(self, *_: Any) -> Any:
-        raise _OtherFunction
+        raise OtherFunction
 
     def __bool__(self) -> bool:
-        raise _OtherFunction
+        raise OtherFunction
 
 
 class _Truth(NDArrayOperatorsMixin):
@@ -85,19 +75,19 @@ class _Truth(NDArrayOperatorsMixin):
     __bool__ = _Number.__bool__
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise _OtherFunction
+        raise OtherFunction
 
 
 def _computed(ufunc: Any, method: str, inputs: tuple, options: dict) -> Any:
     if method != "__call__" or options:
-        raise _OtherFunction
+        raise OtherFunction
     cuts = next(x.cuts for x in inputs if isinstance(x, _Number | _Truth))
     if ufunc in _CONNECTIVES:
         if not all(isinstance(x, _Truth) or _of_rows(x).dtype == np.bool_ for x in inputs):
-            raise _OtherFunction
+            raise OtherFunction
         return _Truth(cuts)
     forms = [_forms(x) for x in inputs]
-    if ufunc in _COMPARISONS:
+    if ufunc in COMPARISONS:
         _cut(cuts, *forms)
         return _Truth(cuts)
     if ufunc in (np.minimum, np.maximum):
@@ -114,7 +104,7 @@ def _of_rows(x: Any) -> np.ndarray:
     """A number, or [L, 1] of them."""
     x = np.asarray(x)
     if x.ndim and x.shape[1:] != (1,):
-        raise _OtherFunction
+        raise OtherFunction
     return x
 
 
@@ -125,14 +115,14 @@ def _forms(x: Any) -> Sequence[Form]:
         return _bounded([(0, x)])
     c = _of_rows(x)
     if not np.issubdtype(c.dtype, np.signedinteger):
-        raise _OtherFunction
+        raise OtherFunction
     return _bounded([(0, c.astype(np.int64) if c.ndim else int(c))])
 
 
 def _bounded(forms: Sequence[Form]) -> Sequence[Form]:
     for b, c in forms:
         if abs(b) > _MOST_SLOPE or np.max(c, initial=0) > _MOST or np.min(c, initial=0) < -_MOST:
-            raise _OtherFunction
+            raise OtherFunction
     return forms
 
 
@@ -149,17 +139,17 @@ def _linear(ufunc: Any, forms: list[Sequence[Form]]) -> Sequence[Form]:
         forms = sorted(forms, key=lambda own: not (_scalar(own)))
     number = _scalar(forms[0] if ufunc is np.multiply else forms[-1])
     if number is None:
-        raise _OtherFunction
+        raise OtherFunction
     if ufunc is np.multiply:
         most = _MOST // max(abs(number[0]), 1)
         if any(np.abs(c).max(initial=0) > most for _, c in forms[1]):
-            raise _OtherFunction
+            raise OtherFunction
         return [(number[0] * b, number[0] * c) for b, c in forms[1]]
     if ufunc in (np.floor_divide, np.remainder) and number[0] > 0:
         if any(b for b, _ in forms[0]):
-            raise _OtherFunction
+            raise OtherFunction
         return [(0, ufunc(c, number[0])) for _, c in forms[0]]
-    raise _OtherFunction
+    raise OtherFunction
 
 
 def _scalar(forms: Sequence[Form]) -> tuple[int] | None:
@@ -177,7 +167,7 @@ def _cut(cuts: _Cuts, left: Sequence[Form], right: Sequence[Form]) -> None:
             if slope:
                 cuts += [-(rest // slope), -rest // slope + 1]
     if len(cuts) > cuts.most:
-        raise _OtherFunction
+        raise OtherFunction
 
 
 def pieces_of_rows(f: Callable, L: int, S: int) -> np.ndarray | None:
