@@ -215,8 +215,9 @@ class CpuTile(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class HashRows(Schedule):
-    """`spgemm` with a hash table for the sums of each row of C: of the least power of two of slots
-    that is twice as much as the row has products, or C columns.
+    """`spgemm` with the sums of each row of C in a hash table. The slots of a table are a power of
+    two: the least that is 64 or more and twice the row's products or more, or twice C's columns if
+    those are fewer.
 
     Without a schedule the kernel sorts the products of short rows, and adds those of others in an
     array over all columns, or in such tables where A B has more than a million columns. The sums of
@@ -224,8 +225,8 @@ class HashRows(Schedule):
 
     Attributes:
       sorted: the columns of a row of C ascend. False leaves them in the order of their first
-        products; such a C is no checked array (`C.is_checked`), so what needs sorted rows sorts
-        them, or looks at them at each call. `C.sum_duplicates()` sorts them.
+        products. Such a C is not `is_checked`: an operation that needs sorted rows sorts them, or
+        checks them, at each call. `C.sum_duplicates()` sorts them once.
 
     Raises:
       ScheduleError: `sorted` is no bool.
