@@ -40,6 +40,7 @@ from sgap_jax.formats.reorder import fill_in as fill_in
 from sgap_jax.formats.row_statistics import RowStatistics as RowStatistics
 from sgap_jax.formats.structure import computed_with as _computed_with
 from sgap_jax.launch.failures import failing_here as _failing_here
+from sgap_jax.preparation import prepare as prepare
 from sgap_jax.primitives.aggregate import aggregate as aggregate
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum

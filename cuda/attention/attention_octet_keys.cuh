@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKer
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const Size set = (Size(blockIdx.x) * kBlock + threadIdx.x) / (32 * kShare);
   const float scale = float(__longlong_as_double(scale_bits));
-  const RowPiece own = PieceAt(list, set, set < pieces);
+  const RowPiece own = PieceAt(list, set, set < pieces, vectors, places);
   const Size first = Size(unsigned(own.row)) * 8 * kTiles;
   if (kShare == 1 && first >= call.keys) return;  // no work, in no lane; no barrier follows
   DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(

@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kBlock, 1)
   using Sums = Features<A, kGroup, kValueSteps, kColumns, kVector>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.m);
+  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors,
+                                                                 Size(places), call.m);
   const unsigned lane = threadIdx.x % kGroup;
   AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
       call, NoTerms(), own, q, k, v, bias, lengths, column_indices, batches,
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(32 * kShare, 1)
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, share = threadIdx.x / 32;
   Size turn = blockIdx.x;
-  RowPiece own = PieceAt(list, pieces + turn / kLength, true);
+  RowPiece own = PieceAt(list, pieces + turn / kLength, true, places, 0);
 #pragma unroll 1
   while (Size(unsigned(own.row)) * kLength < call.m) {  // the same in all threads, as below
     const unsigned part = turn % kLength;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(32 * kShare, 1)
     }
     turn += gridDim.x;
     const Size element = pieces + turn / kLength;
-    own = PieceAt(list, element, element < Size(elements));
+    own = PieceAt(list, element, element < Size(elements), places, 0);
   }
 }
 
@@ -150,7 +151,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardPiecesKernel(
   using Sums = Features<A, kGroup, kSteps, kColumns, kVector>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.m);
+  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors,
+                                                                 Size(places), call.m);
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
@@ -184,7 +186,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardPiecesKernel(
   using A = Accumulator<T>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const GroupColumn<kGroup, kShare, kBlock> own(list, Size(pieces), call.keys);
+  const GroupColumn<kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors, Size(places),
+                                                call.keys);
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(

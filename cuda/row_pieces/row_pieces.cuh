@@ -18,11 +18,17 @@ struct RowPiece {
   Index place;  // of the sums of the piece among the partial sums; -1: the piece is all of its row
 };
 
-// Element i of a list; that of a group without work where `exists` is false.
-__device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists) {
+// Element i of a list; that of a group without work where `exists` is false. A list that a
+// structure keeps may hold anything, as other arrays of a pytree: here its entries are brought
+// between 0 and `entries`, and its place below `places`; callers look at the row.
+__device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists, Size entries,
+                                   Size places) {
   if (!exists) return {-1, 0, 0, -1};
   const auto found = reinterpret_cast<const Pack<Index, 4>*>(list)[i];
-  return {found.at[0], found.at[1], found.at[2], found.at[3]};
+  const unsigned end = unsigned(entries), first = found.at[1], last = found.at[2];
+  const unsigned begin = first < end ? first : end, upto = last < end ? last : end;
+  const bool known = unsigned(found.at[3]) < unsigned(places);
+  return {found.at[0], Index(begin), Index(upto < begin ? begin : upto), known ? found.at[3] : -1};
 }
 
 // out[row, :] = the sum of the partial sums of its pieces, rounded once. Here a row is what one
@@ -43,7 +49,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
   MoveToStructure(sharing, 4 * elements - 1, list);
   const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
   Size element = pieces + blockIdx.x;
-  RowPiece own = PieceAt(list, element, true);
+  RowPiece own = PieceAt(list, element, true, places, 0);
 #pragma unroll 1
   while (unsigned(own.row) < rows) {  // the same in all threads of the block
     const Size step = kShare * Size(width), first = Size(unsigned(own.row)) * width;
@@ -66,7 +72,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
       }
     }
     element += gridDim.x;
-    own = PieceAt(list, element, element < elements);
+    own = PieceAt(list, element, element < elements, places, 0);
   }
 }
 

@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, BlocksAtOnce(kBlocks))
                           long long places, long long sharing) {
   const Size work = OctetWork<kWarps, kNear>();
   MoveToStructure(sharing, 4 * elements - 1, list);
-  const RowPiece own = PieceAt(list, work, work < pieces);
+  const RowPiece own = PieceAt(list, work, work < pieces, capacity, places);
   const Size first_row = Size(unsigned(own.row)) * kLength;
   if (first_row >= m) return;  // the same in all warps that share a piece
   const OctetCall<T> call{values,        column_indices,      b,

@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   MoveToStructure(sharing, 4 * elements - 1, list, capacity, column_indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
-  const RowPiece own = PieceAt(list, place.worker, place.column < n && place.worker < pieces);
+  const bool exists = place.column < n && place.worker < pieces;
+  const RowPiece own = PieceAt(list, place.worker, exists, capacity, places);
   const bool valid = own.row >= 0 && own.row < m;  // the same in all lanes of the group
   const Index first = own.first + group.lane, last = valid ? own.last : 0;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {

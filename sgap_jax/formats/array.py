@@ -28,7 +28,12 @@ from sgap_jax.formats import (
 from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators
 from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
-from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
+from sgap_jax.formats.stored import (
+    CheckedIndices,
+    CheckedLevel,
+    CheckedTranspose,
+    PreparedTranspose,
+)
 
 Dtype = DTypeLike | None
 Duplicates = Literal["sum", "error"]
@@ -451,6 +456,13 @@ for _tuple in (CheckedIndices, CheckedLevel, CheckedTranspose):
     jax.export.register_namedtuple_serialization(
         _tuple, serialized_name=f"sgap_jax.{_tuple.__name__}"
     )
+jax.export.register_pytree_node_serialization(
+    PreparedTranspose,
+    serialized_name="sgap_jax.PreparedTranspose",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=lambda text: tuple(tuple(map(tuple, x)) for x in json.loads(bytes(text))),
+    from_children=lambda static, children: PreparedTranspose(*children, *static),
+)
 jax.export.register_pytree_node_serialization(
     SparseArray,
     serialized_name="sgap_jax.SparseArray",

@@ -8,8 +8,9 @@ imports those modules and adds constructors, conversions and operators.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
@@ -44,6 +45,38 @@ class CheckedTranspose(NamedTuple):
     permutation: Any
 
 
+# Which work list: by the stored orientation (0) or the other one (1), of how many rows an element
+# is, and the sizes rows, capacity, chunk and least (or 0) of sgap_jax/launch/row_pieces.py.
+ListKey = tuple[int, int, int, int, int, int]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("offsets", "indices", "permutation", "lists"),
+    meta_fields=("keys",),
+)
+@dataclass(frozen=True, eq=False)
+class PreparedTranspose:
+    """A `CheckedTranspose` with work lists of both orientations, which `prepare` made: whatever has
+    another structure has another transpose, and so no list of this one.
+
+    Attributes:
+      lists: int32 [4 elements] for each key.
+    """
+
+    offsets: Any
+    indices: Any
+    permutation: Any
+    lists: tuple[Any, ...]
+    keys: tuple[ListKey, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.offsets, self.indices, self.permutation))
+
+    def __getitem__(self, at: int) -> Any:
+        return (self.offsets, self.indices, self.permutation)[at]
+
+
 class MadeTranspose(NamedTuple):
     """The same, unchecked, of a structure that the program makes: an operation that does without
     them spares the sort."""
@@ -67,6 +100,9 @@ class LaterTranspose:
             self._made, self._make = CheckedTranspose(*make()), None
         assert self._made is not None
         return self._made
+
+
+_CHECKED_TRANSPOSES = (CheckedTranspose, PreparedTranspose, LaterTranspose, type(None))
 
 
 class _Transposed:
@@ -98,7 +134,7 @@ class StoredArray:
 
     values: Any
     index_arrays: tuple[tuple[Any, ...], ...]
-    transposed: tuple[Any, Any, Any] | None
+    transposed: tuple[Any, Any, Any] | PreparedTranspose | None
     shape: tuple[int, ...]
     format: Format
     # Of a skewed matrix whose pattern was concrete; else without any.
@@ -130,7 +166,7 @@ class StoredArray:
         given to the bare constructor; operations then ignore entries that are not valid."""
         levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in self.index_arrays if x)
         other = self.__dict__["transposed"]
-        return levels and isinstance(other, CheckedTranspose | LaterTranspose | None)
+        return levels and isinstance(other, _CHECKED_TRANSPOSES)
 
     @property
     def _made_transpose(self) -> tuple[Any, Any, Any] | None:

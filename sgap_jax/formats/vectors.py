@@ -21,7 +21,7 @@ import numpy as np
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.levels import Compressed, Dense, Format, as_format, require_stored
-from sgap_jax.formats.stored import Array, StoredArray
+from sgap_jax.formats.stored import Array, PreparedTranspose, StoredArray
 
 
 def entries_format(format: Format) -> Format:
@@ -123,7 +123,13 @@ def split_blocks(A: Array) -> Array:
 
     Columns past the end of the matrix come last, as padding, and are never read.
     """
-    return _split(A)[0] if len(A.format.block_shape) == 2 else A
+    if len(A.format.block_shape) < 2:
+        return A
+    split, of = _split(A)[0], A.transposed
+    if isinstance(of, PreparedTranspose):  # the lists are of vectors
+        made = PreparedTranspose(*split.transposed, lists=of.lists, keys=of.keys)
+        split = replace(split, transposed=made)
+    return split
 
 
 def join_blocks(A: StoredArray, values: Any) -> Any:

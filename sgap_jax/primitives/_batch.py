@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from sgap_jax.formats.structure import unfolded, varying_axes, whole_but_first
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.primitives._kept_lists import put_on
 from sgap_jax.primitives._partition import Axes, of_each, partitioned, typed
 from sgap_jax.schedules import Reference
 from sgap_jax.schedules.schedule import GRID_Z
@@ -40,6 +41,7 @@ def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     Under shard_map a replicated operand next to a sharded one must be cast explicitly: the
     transpose of that cast is the psum without which its gradient is one shard's.
     """
+    operands, params = put_on(primitive, operands, params)
     axes = frozenset().union(*(varying_axes(x) for x in operands))
     joined = [
         x

@@ -44,6 +44,7 @@ from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
 from sgap_jax.primitives._batch import joint_batch as joint_batch
 from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
+from sgap_jax.primitives._kept_lists import keeping, taken_off, takes_lists, without_lists
 from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule, ScheduleError
@@ -52,6 +53,8 @@ from sgap_jax.schedules.schedule import KERNEL_DTYPES
 from sgap_jax.schedules.select import default_schedule, keep_chosen
 
 _S = TypeVar("_S", bound=Schedule)
+
+_STRUCTURE = 5  # index arrays of a primitive that takes work lists: its last operands but these
 
 
 def define(
@@ -70,6 +73,7 @@ def define(
     compact: Callable | None = None,
     checked: Callable[[dict], bool] = itemgetter("checked"),
     multiple_results: bool = False,
+    lists: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules, or registers the rules for an existing one.
 
@@ -89,16 +93,25 @@ def define(
     valid ones. The CPU's kernels check index arrays as they read them; all other lowerings need
     `compact`.
     With multiple results, only the first has a derivative unless `jvp` gives lists of tangents.
+    `lists`: the primitive, or its derivatives, take work lists that a structure keeps
+    (_kept_lists.py), of which the rules see nothing.
     """
     primitive = Primitive(primitive) if isinstance(primitive, str) else primitive
     name = primitive.name
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
+    if lists:
+        takes_lists(primitive)
+        abstract_eval, reference = without_lists(abstract_eval), without_lists(reference)
+        entries, compact = (f if f is None else without_lists(f) for f in (entries, compact))
 
     def axes_of(operands: Sequence, results: Sequence, params: dict) -> Axes:
         if isinstance(axes, str):
             return Axes.of(axes, operands, results)
-        return axes(operands, results, params)
+        operands, further, params = taken_off(operands, params)
+        found: Axes = axes(operands, results, params)
+        nothing = (((),) * len(x.shape) for x in further)
+        return replace(found, operands=(*found.operands, *nothing))
 
     def sharded_eval(*avals: Any, **params: Any) -> Any:
         own = partial(axes_of, params=params)
@@ -128,10 +141,18 @@ def define(
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
         if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
             return None
+        own, lists, rest = taken_off(operands, params)
+        ctx = ctx.replace(avals_in=ctx.avals_in[: len(own)])
         try:
-            return cuda(ctx, *operands, **params)
+            with keeping(own[-_STRUCTURE:], lists, params):
+                return cuda(ctx, *own, **rest)
         except _KernelsFail:
             return None
+
+    def own_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+        assert cpu is not None
+        own, _, params = taken_off(operands, params)
+        return cpu(ctx.replace(avals_in=ctx.avals_in[: len(own)]), *own, **params)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
@@ -144,8 +165,7 @@ def define(
             return rule(ctx, *operands, **params)
         if isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
-        assert cpu is not None
-        lowered = cpu(ctx, *operands, **params)
+        lowered = own_cpu(ctx, *operands, **params)
         return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -176,7 +196,9 @@ def define(
         count = data if isinstance(data, int) else data(params)
         assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[count:])
         own = [None if type(t) is ad.Zero else t for t in tangents[:count]]
-        parts = jvp(primals, own, **params)
+        primals, lists, rest = taken_off(primals, params)
+        with keeping(primals[-_STRUCTURE:], lists, params):
+            parts = jvp(primals, own, **rest)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
         if terms and isinstance(terms[0], list):  # a tangent of every result
@@ -193,7 +215,9 @@ def define(
                 return grads
             if multiple_results:
                 cotangent = [ad.instantiate_zeros(c) for c in cotangent]
-            found = transpose(cotangent, *operands, **params)
+            given, lists, rest = taken_off(operands, params)
+            with keeping(given[-_STRUCTURE:], lists, params):
+                found = transpose(cotangent, *given, **rest)
             # (index, cotangent) of one linear operand, or a dict of them for several.
             for index, result in (found if isinstance(found, dict) else dict([found])).items():
                 grads[index] = as_cotangent(result, operands[index].aval)
@@ -205,7 +229,8 @@ def define(
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
-        define_each(primitive, data, axes_of, cpu, launches, rewrite, reference)
+        kernels = None if cpu is None else own_cpu
+        define_each(primitive, data, axes_of, kernels, launches, rewrite, reference)
     return primitive
 
 

@@ -13,6 +13,7 @@ from sgap_jax.formats.structure import positions, segment_of_entry, unfolded
 from sgap_jax.launch.row_pieces import FIELDS, WorkList
 from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import jax_lowering
+from sgap_jax.primitives._kept_lists import kept_list
 
 _EARLY = 6  # what is left of rows starts early where it is this part of a chunk, or more
 
@@ -94,7 +95,8 @@ def _elements(work: WorkList, exist: Any, *fields: Any) -> jax.Array:
 def lowered_work_list(
     ctx: Any, work: WorkList, offsets: Any, aval: Any, group: int = 1
 ) -> tuple[Any, Any]:
-    """The work list as a lowered value, and its aval; `offsets` is lowered already. For several
+    """The work list as a lowered value, and its aval: the one that the structure keeps, or one that
+    the program makes; `offsets` is lowered already. For several
     structures the value has the lists of all, which follow each other, as `launch_lowering` wants
     them."""
     count = structures_of_lowering()
@@ -103,6 +105,11 @@ def lowered_work_list(
         each = offsets.reshape(count, -1)
         return jax.vmap(partial(work_list, work, group=group))(each).reshape(-1, FIELDS)
 
+    made = aval.update(shape=(work.elements, FIELDS))
+    if (found := kept_list(work, offsets, group)) is not None:
+        flat = aval.update(shape=(count * FIELDS * work.elements,))
+        (value,) = jax_lowering(ctx, lambda x: x.reshape(-1, FIELDS), [found], [flat])
+        return value, made
     given = aval.update(shape=(count * aval.shape[0],))
     (value,) = jax_lowering(ctx, every, [offsets], [given])
-    return value, aval.update(shape=(work.elements, FIELDS))
+    return value, made

@@ -41,6 +41,7 @@ from sgap_jax.primitives._define import (
     static_of,
     structure,
 )
+from sgap_jax.primitives._kept_lists import lists_of
 from sgap_jax.primitives.attention_arguments import (
     AttentionOptions,
     as_bias,
@@ -296,7 +297,9 @@ def _computed(
     if isinstance(schedule, Unfused):
         forward = unfused.by_structure(unfused.forward, Forward)
         return forward(*operands, **params | dict(schedule=None), **score_mod)
-    return bind(attention_p, *operands, **params)
+    # Launches for several structures have no lists.
+    lists, named = ((), {}) if leading_axes(pattern) else lists_of(pattern)
+    return bind(attention_p, *operands, *lists, **params, **named)
 
 
 _STATIC = ("scale", "is_causal", "softcap", "dropout", "schedule")
@@ -612,6 +615,7 @@ define(
     jvp=_jvp,
     transpose=None,
     multiple_results=True,
+    lists=True,
 )
 define(
     attention_tangent_p,
@@ -624,6 +628,7 @@ define(
     jvp=_tangent_jvp,
     transpose=_tangent_transpose,
     multiple_results=True,
+    lists=True,
 )
 define(
     attention_backward_p,
@@ -638,4 +643,5 @@ define(
     jvp=_backward_jvp,
     transpose=_backward_transpose,
     multiple_results=True,
+    lists=True,
 )

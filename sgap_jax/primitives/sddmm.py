@@ -35,6 +35,7 @@ from sgap_jax.primitives._define import (
     static_of,
     structure,
 )
+from sgap_jax.primitives._kept_lists import lists_of
 from sgap_jax.primitives._vectors import Entries, as_listed, blocks_of, by_rows
 from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
 from sgap_jax.schedules.tiles import CPU_TASK
@@ -113,18 +114,21 @@ def _sddmm(
     left, right = (Y, X) if swapped else (X, Y)
     if X.shape[1] == 0:  # empty sums are zeros, and stay so: no kernel sees 0 * infinity
         weighted, scale = False, None
+    lists, named = lists_of(base)  # for the derivatives
     values = bind_sddmm(
         left[None].astype(dtype),
         right[None].astype(dtype),
         base.values[None].astype(dtype) if weighted else None,
         None if scale is None else scale.astype(accumulator(dtype)).reshape(1, 1),
         *structure(base),
+        *lists,
         shape=base.shape,
         vector_length=base.format.vector_length,
         checked=base.is_checked,
         schedule=by_default(schedule, dtype),
         **static_of(base),
         **blocks_of(A),
+        **named,
     )[0]
     return as_listed(A, join_blocks(A, values))
 
@@ -348,4 +352,5 @@ sddmm_p = define(
     cuda=_cuda,
     entries=_entries,
     compact=_compact,
+    lists=True,
 )

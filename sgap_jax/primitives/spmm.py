@@ -43,6 +43,7 @@ from sgap_jax.primitives._define import (
     structure,
     transposed,
 )
+from sgap_jax.primitives._kept_lists import lists_of
 from sgap_jax.primitives._row_pieces import lowered_work_list
 from sgap_jax.primitives._vectors import (
     Entries,
@@ -119,10 +120,12 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
     dtype, blocks = jnp.result_type(A.values, B), blocks_of(A)
     A, swapped = by_rows(A)
     made = dict(made=True) if isinstance(A.transposed, MadeTranspose) else {}
+    lists, named = lists_of(A)
     return _bind(
         A.values[None].astype(dtype),
         B[None].astype(dtype),
         *structure(A),
+        *lists,
         shape=A.shape,
         transpose=transpose != swapped,
         vector_length=A.format.vector_length,
@@ -131,6 +134,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         **static_of(A),
         **blocks,
         **made,
+        **named,
     )[0]
 
 
@@ -518,4 +522,5 @@ define(
     cuda=_cuda,
     entries=_entries,
     compact=_compact,
+    lists=True,
 )

@@ -27,6 +27,7 @@ from sgap_jax import (
     gspmm,
     linalg,
     masks,
+    prepare,
     row_max,
     row_sum,
     sddmm,
@@ -152,7 +153,7 @@ def cases():
     messages = lambda **how: lambda A, v, X: gspmm(A.with_values(v), X, **how)
     of_edges = lambda **how: lambda A, v, X: gspmm(A, X, values=v, **how)
     aggregated = lambda reduce: lambda A, v: aggregate(A, v, reduce)
-    return {
+    found = {
         "spmm": Case(product(), csr, (like(csr), shape(K, N))),
         "spmm bfloat16": Case(product(), half_csr, (like(half_csr), shape(K, N, dtype=half))),
         "spmm transpose": Case(product(True), csr, (like(csr), shape(M, N))),
@@ -252,6 +253,12 @@ def cases():
         ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }
+    # With the work lists of calls and gradients.
+    for name in ("spmm in pieces", "attention in pieces, vectors"):
+        case = found[name]
+        kept = prepare(case.structure, gradient(case), case.data)
+        found[f"{name}, prepared"] = case._replace(structure=kept)
+    return found
 
 
 def forward(case):

@@ -76,6 +76,8 @@ LAUNCHES = {
     "gspmm max, forward mode": (2, 4),
     "attention in pieces": (2, 7),
     "attention in pieces, vectors": (2, 5),
+    "spmm in pieces, prepared": (2, 5),
+    "attention in pieces, vectors, prepared": (2, 5),
     "evaluate": (1, 3),
     "evaluate at a pattern": (1, 3),
     "triangular_solve": (0, 1),
