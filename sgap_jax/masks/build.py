@@ -64,16 +64,20 @@ def joined(
     """The offsets and the columns of all chunks of block rows of `length` rows, `most` at most if
     that is known."""
     indices, used = _aligned(most, np.int32), 0
+    parts: list[np.ndarray] = []  # a copy of all takes less than the pages of arrays that grow
     stored: list[Any] = [np.zeros(1, np.int64)]
     for counts, columns in chunks:
         end = used + len(columns)
         check_nnz(end * length, f"masks.{op}")
-        if end > len(indices):
-            larger = _aligned(2 * end, np.int32)
-            larger[:used] = indices[:used]
-            indices = larger
-        indices[used:end], used = columns, end
+        if most:
+            indices[used:end] = columns
+        else:
+            parts.append(columns.astype(np.int32, copy=False))
+        used = end
         stored.append(counts)
+    if parts:
+        indices = _aligned(used, np.int32)
+        np.concatenate(parts, out=indices)
     offsets = np.cumsum(np.concatenate(stored), dtype=np.int64).astype(np.int32)
     return offsets, indices[:used]
 
@@ -217,9 +221,10 @@ def from_function(
     or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change, for
     all rows at once, where that is at most a quarter of the pairs and 4 million evaluations.
     Else, where these operations and `//` and `%` by a positive number of ranges of rows and columns
-    say that a block is full or empty, its entries are not evaluated. A function that does anything
-    else, such as looking up the segments of columns in an array (`block_diagonal` is for that), is
-    evaluated for all L S pairs.
+    say that a block is full or empty, its entries are not evaluated: of `(ids[i] == ids[j]) & (abs(
+    i - j) < 256)` only blocks near the diagonal are, as a lookup says nothing of a block. A
+    function of other operations, or of lookups alone (`block_diagonal` is for that), is evaluated
+    for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c] or [r, c], NumPy integers, to booleans [r, c] or what

@@ -401,13 +401,16 @@ def check_sparse(op: str, name: str, A: Any) -> None:
 
 
 def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
-    """`x` as an array of `shape`, in which a string stands for any size."""
+    """`x` as an array of `shape`, in which a string stands for any size, and a last "..." for any
+    number of axes."""
     if hasattr(x, "todense"):  # a SparseArray, a SciPy array, JAX's BCOO or BCSR
         kind = type(x).__name__
         raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
     x = as_numbers(op, name, x)
-    fits = x.ndim == len(shape) and all(
-        isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)
+    open_ended = shape[-1:] == ("...",)
+    named = shape[:-1] if open_ended else shape
+    fits = (x.ndim == len(named) or (open_ended and x.ndim > len(named))) and all(
+        isinstance(want, str) or got == want for got, want in zip(x.shape, named, strict=False)
     )
     if not fits:
         want = ", ".join(map(str, shape))

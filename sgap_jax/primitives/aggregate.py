@@ -1,5 +1,6 @@
 """Aggregation: y[i, :] = reduce over the stored entries e of row i of M[e, :]."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ def aggregate(
 ) -> jax.Array:
     """Reduces messages of the entries (the edges) over each row (the node that they arrive at).
 
-        Y[i, l] = reduce over the stored entries e = (i, j) of M[e, l]
+        Y[i, ...] = reduce over the stored entries e = (i, j) of M[e, ...]
 
     What `scatter` is in PyG, `segment_sum` in jraph and `copy_e` in DGL. With `transpose` over the
     entries of each column. Differentiable to any order in M; the gradient of a maximum or minimum
@@ -39,15 +40,15 @@ def aggregate(
 
     Args:
       A: sparse [m, k] in CSR, CSC or COO; only its structure is read.
-      M: [nnz, d] or [nnz], in the order of A.values; float32, float64, bfloat16 or float16 (others
-        run in plain JAX).
+      M: [nnz, ...], such as [nnz], [nnz, d] or [nnz, heads, d], in the order of A.values; float32,
+        float64, bfloat16 or float16 (others run in plain JAX).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
       transpose: reduce over columns.
       schedule: how to run, or its text, as for `gspmm`; None lets `choose_schedule` pick.
 
     Returns:
-      Y [m, d] ([k, d] with `transpose`) in M's dtype (integers have a mean in floating point). Sums
-      are carried in float32 (float64 for float64); on the CPU the same bits for any number of
+      Y [m, ...] ([k, ...] with `transpose`) in M's dtype (integers have a mean in floating point).
+      Sums are carried in float32 (float64 for float64); on the CPU the same bits for any number of
       threads. Rows without entries are zero for every reduction. NaN propagates.
 
     Raises:
@@ -61,12 +62,10 @@ def aggregate(
     schedule = check_schedule("aggregate", schedule)
     check_choice("aggregate", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "aggregate")
-    one = jnp.ndim(M) == 1
-    M = check_entry_values("aggregate", "M", A, M, () if one else ("d",))
-    Y = _aggregate(
-        A.T if transpose else A, M[:, None] if one else M, reduce=reduce, schedule=schedule
-    )
-    return Y[:, 0] if one else Y
+    M = check_entry_values("aggregate", "M", A, M, ("...",))
+    columns = M.reshape(M.shape[0], math.prod(M.shape[1:]))
+    Y = _aggregate(A.T if transpose else A, columns, reduce=reduce, schedule=schedule)
+    return Y.reshape(Y.shape[:1] + M.shape[1:])
 
 
 @partial(jax.jit, static_argnames=("reduce", "schedule"), inline=True)

@@ -221,6 +221,8 @@ def test_aggregate_of_integers():
     A, M = array(case, "float32"), np.arange(case.nnz * 2).reshape(-1, 2)
     np.testing.assert_array_equal(aggregate(A, M), reduced(case, M, "sum")[0])
     np.testing.assert_array_equal(aggregate(A, M[:, 1]), aggregate(A, M)[:, 1])
+    heads = aggregate(A, M[:, :, None, None] * np.ones((3, 1), int))
+    np.testing.assert_array_equal(heads, aggregate(A, M)[:, :, None, None].repeat(3, 2))
     np.testing.assert_array_equal(aggregate(A, M, "max"), reduced(case, M, "max")[0])
     np.testing.assert_allclose(aggregate(A, M, "mean"), reduced(case, M, "mean")[0])
 
