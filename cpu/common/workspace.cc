@@ -19,6 +19,7 @@ namespace sgap {
 namespace {
 
 constexpr size_t kLine = 64;
+constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kMostKept = size_t(32) << 20;
 
 std::mutex mutex;
@@ -46,19 +47,19 @@ Workspace AcquireWorkspace(size_t bytes) {
       return Workspace(std::exchange(kept, nullptr), {std::exchange(kept_bytes, 0)});
     }
   }
-  const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
-  void* memory = std::aligned_alloc(kLine, rounded);
+  const size_t boundary = bytes >= kHugePage / 2 ? kHugePage : kLine;
+  const size_t rounded = (bytes + boundary - 1) / boundary * boundary;
+  void* memory = std::aligned_alloc(boundary, rounded);
   if (memory) AdviseHugePages(memory, rounded);
   return Workspace(memory, {rounded});
 }
 
 void AdviseHugePages(void* data, size_t bytes) {
 #if defined(__linux__)
-  constexpr size_t kHugePage = size_t(2) << 20;
-  if (bytes < 2 * kHugePage) return;
+  if (bytes < kHugePage) return;
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
   const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)data, (void)bytes;
 #endif

@@ -17,22 +17,23 @@ struct ReturnWorkspace {
 
 using Workspace = std::unique_ptr<void, ReturnWorkspace>;
 
-// Uninitialised memory on a cache line's boundary; null where there is none. One block of up to
-// 32 MiB stays with the process for the next call: the page faults of fresh memory cost as much as
-// what it is used for.
+// Uninitialised memory on a cache line's boundary, of a MiB or more on huge pages where the system
+// grants them: what is scattered over it misses no small pages. Null where there is none. One block
+// of up to 32 MiB stays with the process for the next call: the page faults of fresh memory cost as
+// much as what it is used for.
 Workspace AcquireWorkspace(size_t bytes);
 
-// Scratch memory of which each task that runs has a part of its own; `zeroed` bytes of it begin as
-// zeros, and tasks leave them so.
+// Scratch memory of which each task that runs has a part of its own; `filled` bytes of it begin as
+// `fill`, and tasks leave them so.
 class TaskScratch {
  public:
-  bool Acquire(int64_t threads, int64_t bytes, int64_t zeroed) {
+  bool Acquire(int64_t threads, int64_t bytes, int64_t filled, uint8_t fill = 0) {
     bytes = (bytes + 63) / 64 * 64;
     memory_ = AcquireWorkspace(size_t(threads * bytes));
     if (!memory_) return false;
     for (int64_t i = 0; i < threads; ++i) {
       free_.push_back(static_cast<char*>(memory_.get()) + i * bytes);
-      std::memset(free_.back(), 0, size_t(zeroed));
+      std::memset(free_.back(), fill, size_t(filled));
     }
     return true;
   }

@@ -1,14 +1,52 @@
-// How much work each row of A B is, and tasks of about the same work.
+// What both products of sparse matrices begin with: structures that were looked at, how much work
+// each row of A B is, and tasks of about the same work.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cpu/common/row_pieces.h"
+#include "cpu/common/structure.h"
 #include "cpu/spgemm/spgemm.h"
 
 namespace sgap {
+
+// A structure of which all entries take part: the given one, or a compact copy. `threads` look,
+// where there is enough to look at.
+class CheckedRows {
+ public:
+  CheckedRows(const Structure& given, int64_t threads) : view_(given) {
+    if (Holds(threads)) return;
+    compact_ = std::make_unique<CompactStructure>(given);
+    view_ = compact_->View(given);
+  }
+
+  const Structure& view() const { return view_; }
+  const CompactStructure* compact() const { return compact_.get(); }
+  SparseRows Rows() const { return {view_.offsets, view_.indices}; }
+
+ private:
+  static constexpr int64_t kLeastPart = 1 << 18;
+
+  bool Holds(int64_t threads) const {
+    if (!view_.OffsetsHold()) return false;
+    const int64_t entries = view_.offsets[view_.rows];
+    const int64_t parts =
+        std::clamp<int64_t>(entries / kLeastPart, 1, std::max<int64_t>(threads, 1));
+    std::atomic<bool> holds{true};
+    RunOnThreads(parts, threads, [&](int64_t part, int64_t) {
+      const int64_t begin = entries * part / parts, end = entries * (part + 1) / parts;
+      if (!view_.EntriesHold({begin, end})) holds.store(false, std::memory_order_relaxed);
+    });
+    return holds.load();
+  }
+
+  Structure view_;
+  std::unique_ptr<CompactStructure> compact_;
+};
 
 class RowProducts {
  public:

@@ -32,7 +32,7 @@ struct SpgemmArgs {
   int64_t row_tasks;
   int64_t slots;    // of a hash table in place of an array of all columns, a power of two; or 0
   int64_t longest;  // the most entries of a row of C
-  char* scratch;    // SpgemmScratch() bytes, at first zero as far as `zeroed`
+  char* scratch;    // SpgemmScratch() bytes, `filled` of them with `fill`
 };
 
 // Products at most of a row whose shape is noted (repeated_rows.h), and bytes for sums and shapes.
@@ -40,18 +40,18 @@ struct SpgemmArgs {
 constexpr int64_t kRepeatedRowMost = 1 << 8;
 constexpr int64_t kRepeatedRowBytes = kRepeatedRowMost * (8 + 4 * 14) + 64;
 
-// Without a hash table, sums of all columns and whether the row has them. With one, its slots, then
-// the sums of one row of C with one in front for what has no place.
+// Without a hash table, sums of all columns. With one, its slots, then the sums of one row of C
+// with one in front for what has no place.
 struct SpgemmScratch {
-  int64_t present;  // where it begins, in bytes
-  int64_t zeroed, repeated, bytes;
+  int64_t filled, repeated, bytes;
+  uint8_t fill;  // of the first `filled` bytes, between tasks
 
   SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
-      : present(slots ? 0 : columns * accumulator_bytes),
-        zeroed(slots ? 2 * slots * 4 : present + columns),
+      : filled(slots ? 2 * slots * 4 : columns * accumulator_bytes),
         repeated((Sums() + (slots ? (longest + 1) * accumulator_bytes : 0) + 63) / 64 * 64),
-        bytes(repeated + kRepeatedRowBytes) {}
-  int64_t Sums() const { return (zeroed + 63) / 64 * 64; }  // of one row, in bytes
+        bytes(repeated + kRepeatedRowBytes),
+        fill(slots ? 0 : 0xff) {}
+  int64_t Sums() const { return (filled + 63) / 64 * 64; }  // of one row, in bytes
 };
 
 // Slots of a hash table of up to `longest` columns, at most half of them taken.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -18,36 +17,18 @@
 namespace sgap {
 namespace {
 
-// Whether all entries take part; `threads` look, where there is enough to look at.
-bool Holds(const Structure& given, int64_t threads) {
-  if (!given.OffsetsHold()) return false;
-  constexpr int64_t kLeastPart = 1 << 18;
-  const int64_t entries = given.offsets[given.rows];
-  const int64_t parts = std::clamp<int64_t>(entries / kLeastPart, 1, std::max<int64_t>(threads, 1));
-  std::atomic<bool> holds{true};
-  RunOnThreads(parts, threads, [&](int64_t part, int64_t) {
-    const int64_t begin = entries * part / parts, end = entries * (part + 1) / parts;
-    if (!given.EntriesHold({begin, end})) holds.store(false, std::memory_order_relaxed);
-  });
-  return holds.load();
-}
-
 struct Operand {
-  Structure view;
-  std::unique_ptr<CompactStructure> compact;  // where not all entries take part
-  std::unique_ptr<char[]> own;                // its values
+  CheckedRows rows;
+  std::unique_ptr<char[]> own;  // values, where not all entries take part
   const void* values;
 
   Operand(const DirectMatrix& x, size_t bytes, int64_t threads)
-      : view{x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns}, values(x.values) {
-    if (Holds(view, threads)) return;
-    compact = std::make_unique<CompactStructure>(view);
-    view = compact->View(view);
-    if (!values) return;
-    own = TakeEntries(values, 1, bytes, *compact);
+      : rows({x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns}, threads),
+        values(x.values) {
+    if (!values || !rows.compact()) return;
+    own = TakeEntries(values, 1, bytes, *rows.compact());
     values = own.get();
   }
-  SparseRows Rows() const { return {view.offsets, view.indices}; }
 };
 
 // Whether A B has fewer than 2^31 - 1 entries: counted, where there are as many products.
@@ -84,7 +65,7 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, Ro
   SpgemmRowsArgs args = {};
   args.dtype = dtype;
   args.sums = sums;
-  args.a = left.Rows(), args.b = right.Rows();
+  args.a = left.rows.Rows(), args.b = right.rows.Rows();
   args.a_values = left.values, args.b_values = right.values;
   args.columns = b.columns;
 

@@ -27,17 +27,13 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kProductWork = 4;  // in units of ParallelPhases
 
-SparseRows Rows(const ValidStructure& structure) {
-  return {structure.view().offsets, structure.view().indices};
-}
-
 // A and B, looked at. `inner` is the number of A's columns and B's rows.
 struct Factors {
-  ValidStructure a, b;
+  CheckedRows a, b;
   Factors(ffi::AnyBuffer a_offsets, ffi::AnyBuffer a_indices, ffi::AnyBuffer b_offsets,
-          ffi::AnyBuffer b_indices, int64_t columns)
-      : a(StructureOf(a_offsets, a_indices, {}, b_offsets.dimensions()[0] - 1)),
-        b(StructureOf(b_offsets, b_indices, {}, columns)) {}
+          ffi::AnyBuffer b_indices, int64_t columns, int64_t threads)
+      : a(StructureOf(a_offsets, a_indices, {}, b_offsets.dimensions()[0] - 1), threads),
+        b(StructureOf(b_offsets, b_indices, {}, columns), threads) {}
 
   static Structure StructureOf(ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                                const int32_t* permutation, int64_t size) {
@@ -52,7 +48,7 @@ struct RowTasks {
   int64_t products;
 
   RowTasks(const Factors& factors, int64_t threads) {
-    const RowProducts found(Rows(factors.a), Rows(factors.b), factors.a.view().rows, threads);
+    const RowProducts found(factors.a.Rows(), factors.b.Rows(), factors.a.view().rows, threads);
     rows = found.Cut(threads);
     products = found.Total();
   }
@@ -87,9 +83,10 @@ struct PatternCall {
 
   PatternCall(ffi::AnyBuffer a_offsets, ffi::AnyBuffer a_indices, ffi::AnyBuffer b_offsets,
               ffi::AnyBuffer b_indices, int64_t columns, int64_t threads)
-      : factors(a_offsets, a_indices, b_offsets, b_indices, columns), tasks(factors, threads) {
-    args = {Rows(factors.a), Rows(factors.b), columns,           nullptr,
-            nullptr,         nullptr,         tasks.rows.data(), nullptr};
+      : factors(a_offsets, a_indices, b_offsets, b_indices, columns, threads),
+        tasks(factors, threads) {
+    args = {factors.a.Rows(), factors.b.Rows(), columns,           nullptr,
+            nullptr,          nullptr,          tasks.rows.data(), nullptr};
   }
 
   int64_t Work() const { return tasks.products * kProductWork; }
@@ -158,7 +155,7 @@ ffi::Future IndicesHandler(ffi::ThreadPool pool, ffi::AnyBuffer a_offsets, ffi::
 
 struct ValuesCall {
   Factors factors;
-  ValidStructure c;
+  CheckedRows c;
   RowTasks tasks;
   SpgemmArgs args;
   std::unique_ptr<char[]> a_values, b_values, results;
@@ -166,7 +163,7 @@ struct ValuesCall {
   int64_t batch;
   TaskScratch scratch;
 
-  ValuesCall(const SpgemmArgs& operands, Factors both, ValidStructure pattern, int64_t batch,
+  ValuesCall(const SpgemmArgs& operands, Factors both, CheckedRows pattern, int64_t batch,
              int64_t threads)
       : factors(std::move(both)),
         c(std::move(pattern)),
@@ -174,7 +171,7 @@ struct ValuesCall {
         args(operands),
         out(operands.out),
         batch(batch) {
-    args.a = Rows(factors.a), args.b = Rows(factors.b), args.c = Rows(c);
+    args.a = factors.a.Rows(), args.b = factors.b.Rows(), args.c = c.Rows();
     args.task_rows = tasks.rows.data();
     args.row_tasks = tasks.Count();
     const size_t bytes = DtypeBytes(args.dtype);
@@ -187,7 +184,7 @@ struct ValuesCall {
   }
 
   // The values of a compact structure, in place of those that the call was given.
-  void Take(const ValidStructure& structure, int64_t stride, size_t bytes, const void*& values,
+  void Take(const CheckedRows& structure, int64_t stride, size_t bytes, const void*& values,
             std::unique_ptr<char[]>& own) const {
     if (!structure.compact()) return;
     own = TakeEntries(values, stride == 0 ? 1 : batch, bytes, *structure.compact());
@@ -204,7 +201,7 @@ struct ValuesCall {
     args.slots = SpgemmSlots(args.columns, longest);
     args.longest = longest;
     const SpgemmScratch own(args.columns, args.slots, longest, bytes);
-    return scratch.Acquire(parts, own.bytes, own.zeroed);
+    return scratch.Acquire(parts, own.bytes, own.filled, own.fill);
   }
 
   void Run(int64_t task) {
@@ -269,8 +266,9 @@ ffi::Future ValuesHandler(Pool pool, IndexArray a_offsets, IndexArray a_indices,
   const int64_t threads = std::max<int64_t>(pool.threads().num_threads(), 1);
   AdviseHugePages(args.out, out->size_bytes());
   const auto call = std::make_shared<ValuesCall>(
-      args, Factors(a_offsets, a_indices, b_offsets, b_indices, columns),
-      ValidStructure(Factors::StructureOf(c_offsets, c_indices, nullptr, columns)), batch, threads);
+      args, Factors(a_offsets, a_indices, b_offsets, b_indices, columns, threads),
+      CheckedRows(Factors::StructureOf(c_offsets, c_indices, nullptr, columns), threads), batch,
+      threads);
   if (!call->AcquireScratch(threads)) return Failed(kNoMemory);
   const int64_t tasks = batch * call->tasks.Count(), work = batch * call->tasks.products;
   return ParallelPhases(pool, {tasks, 1}, work * kProductWork, [call, tasks](int64_t task) {

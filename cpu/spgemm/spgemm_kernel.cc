@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/simd/simd.h"
 #include "cpu/spgemm/repeated_rows.h"
@@ -67,31 +68,108 @@ inline void EachProduct(const SpgemmArgs& args, int64_t row, const T* a, const T
   }
 }
 
-// Sums in an array of all columns. Those of the row begin as zero and those of others, which are
-// never read, as anything. `present` is 1 for the columns of the row and 0 for others: with a plan,
-// the row is wrong where a product has no place. With a mask nobody asks.
-template <typename T, bool kComplete>
-void MultiplyInColumns(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
+// With a mask: sums in an array of all columns. Those of the row begin as zero and those of others,
+// which are never read, as anything.
+template <typename T>
+void MultiplyMasked(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
   using Acc = Accumulator<T>;
-  const SpgemmScratch parts(args.columns, 0, 0, sizeof(Acc));
   auto* const sums = reinterpret_cast<Acc*>(args.scratch);
-  auto* const present = reinterpret_cast<uint8_t*>(args.scratch + parts.present);
   const int32_t* columns = args.c.indices;
   const int64_t begin = args.c.offsets[row], end = args.c.offsets[row + 1];
-  for (int64_t p = begin; p < end; ++p) {
-    sums[columns[p]] = 0;
-    if (kComplete) present[columns[p]] = 1;
-  }
-  uint32_t all = 1;
+  for (int64_t p = begin; p < end; ++p) sums[columns[p]] = 0;
   EachProduct(args, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
-    if (kComplete) all &= present[column];
     sums[column] = MultiplyAdd(factor, LoadScalar(b + q), sums[column]);
   });
-  for (int64_t p = begin; p < end; ++p) {
-    StoreScalar(out + p, all ? sums[columns[p]] : Acc(__builtin_nan("")));
-    if (kComplete) present[columns[p]] = 0;
-  }
+  for (int64_t p = begin; p < end; ++p) StoreScalar(out + p, sums[columns[p]]);
 }
+
+// With a plan: sums in an array of all columns, in which those that have none yet are a NaN of all
+// ones (SpgemmScratch::kFree). A row begins as many sums as it finds at the columns of C, or has a
+// product without a place: the columns of C need no pass before the products, nor flags.
+template <typename T>
+class PlannedRows {
+  using Acc = Accumulator<T>;
+  using Bits = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
+  static constexpr Bits kFree = ~Bits(0);
+
+ public:
+  explicit PlannedRows(const SpgemmArgs& args)
+      : args_(args), sums_(reinterpret_cast<Acc*>(args.scratch)) {}
+
+  void Multiply(int64_t row, const T* a, const T* b, T* out) const {
+    Acc* const sums = sums_;
+    const int32_t* const columns = args_.c.indices;
+    const int64_t begin = args_.c.offsets[row], end = args_.c.offsets[row + 1];
+    int unordered = 0;
+    for (int64_t p = begin + 1; p < end; ++p) unordered |= columns[p - 1] >= columns[p];
+    // In a vector's first lane, where a comparison is a mask: there is no branch on a sum.
+    constexpr int kLanes = int(16 / sizeof(Acc));
+    using Lanes = Vector<Bits, kLanes>;
+    Lanes begun = {};
+    EachProduct(args_, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
+      const Lanes sum = {Load(sums + column)};
+      const auto free = Lanes(sum == kFree);
+      begun -= free;
+      const auto value = Vector<Acc, kLanes>(sum & ~free);
+      sums[column] = MultiplyAdd(factor, LoadScalar(b + q), Acc(value[0]));
+    });
+    Bits stored = 0;
+    if (unordered) {  // a column may be there several times
+      for (int64_t p = begin; p < end; ++p) Put(Load(sums + columns[p]), out + p);
+      for (int64_t p = begin; p < end; ++p) stored += Take(columns[p]) != kFree;
+    } else {
+      for (int64_t p = begin; p < end; ++p) {
+        const Bits sum = Take(columns[p]);
+        stored += sum != kFree;
+        Put(sum, out + p);
+      }
+    }
+    if (stored != begun[0]) Exactly(row, a, b, out);
+  }
+
+ private:
+  static Bits Load(const Acc* sum) {
+    Bits bits;
+    std::memcpy(&bits, sum, sizeof(bits));
+    return bits;
+  }
+  // The sum of a column, which has none from now on.
+  Bits Take(int32_t column) const {
+    const Bits bits = Load(sums_ + column);
+    std::memcpy(sums_ + column, &kFree, sizeof(kFree));
+    return bits;
+  }
+  static void Put(Bits bits, T* out) {
+    bits = bits == kFree ? 0 : bits;
+    Acc sum;
+    std::memcpy(&sum, &bits, sizeof(sum));
+    StoreScalar(out, sum);
+  }
+
+  // A row with a product without a place, or with values that are a NaN of all ones.
+  void Exactly(int64_t row, const T* a, const T* b, T* out) const {
+    const int32_t* const columns = args_.c.indices;
+    const int64_t begin = args_.c.offsets[row], end = args_.c.offsets[row + 1];
+    EachProduct(args_, row, a, b, [&](Acc, int32_t column, int64_t) { Take(column); });
+    for (int64_t p = begin; p < end; ++p) sums_[columns[p]] = 0;
+    bool missing = false;
+    EachProduct(args_, row, a, b,
+                [&](Acc, int32_t column, int64_t) { missing |= Load(sums_ + column) == kFree; });
+    if (!missing) {
+      EachProduct(args_, row, a, b, [&](Acc factor, int32_t column, int64_t q) {
+        sums_[column] = MultiplyAdd(factor, LoadScalar(b + q), sums_[column]);
+      });
+    }
+    const Acc wrong = Acc(__builtin_nan(""));
+    for (int64_t p = begin; p < end; ++p) {
+      StoreScalar(out + p, missing ? wrong : sums_[columns[p]]);
+    }
+    for (int64_t p = begin; p < end; ++p) Take(columns[p]);
+  }
+
+  const SpgemmArgs& args_;
+  Acc* const sums_;
+};
 
 // A place in `sums` for each entry of a row of C. Entries of one column share the last one's place.
 template <typename T>
@@ -167,9 +245,8 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     const T* a = static_cast<const T*>(args.a_values) + batch * args.a_stride;
     const T* b = static_cast<const T*>(args.b_values) + batch * args.b_stride;
     T* out = static_cast<T*>(args.out) + batch * args.out_stride;
-    const auto multiply = args.slots      ? MultiplyHashed<T>
-                          : args.complete ? MultiplyInColumns<T, true>
-                                          : MultiplyInColumns<T, false>;
+    const auto multiply = args.slots ? MultiplyHashed<T> : MultiplyMasked<T>;
+    const PlannedRows<T> planned(args);
     const int64_t first = args.task_rows[index];
     const SpgemmScratch parts(args.columns, args.slots, args.longest, sizeof(Accumulator<T>));
     RepeatedRows<T> repeated(args.a, args.b, a, b, first, args.scratch + parts.repeated);
@@ -179,7 +256,11 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
         for (int64_t p = 0; p < count; ++p) StoreScalar(out + begin + p, repeated.Sums()[p]);
         continue;
       }
-      multiply(args, row, a, b, out);
+      if (args.complete && !args.slots) {
+        planned.Multiply(row, a, b, out);
+      } else {
+        multiply(args, row, a, b, out);
+      }
       repeated.Note(row, args.c.indices + begin, count);
     }
   });

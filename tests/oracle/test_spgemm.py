@@ -414,6 +414,30 @@ def test_a_plan_of_other_structures_gives_nan_and_no_wrong_row(schedule):
     np.testing.assert_array_equal(got, [[np.nan, 0], [0, 6], [20, 24]])
     masked = np.asarray(spgemm(A, B, mask=plan, schedule=schedule).todense())
     np.testing.assert_array_equal(masked, [[11, 0], [0, 6], [20, 24]])
+    whole = spgemm(A, B, plan=spgemm_plan(A, B), schedule=schedule).todense()
+    np.testing.assert_array_equal(whole, [[11, 12], [0, 6], [20, 24]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_values_of_a_plan_that_are_a_nan_of_all_ones_or_zeros(dtype):
+    # Sums of a NaN of all ones are what columns without a sum hold in the kernel.
+    ones = np.frombuffer(b"\xff" * 8, dtype)[0]
+    A = np.array([[1, 1, 0], [1, -1, 0], [0, 0, 2], [0, 1, 1]], dtype)
+    B = np.array([[3, 0, 4, 0], [3, 5, 0, 0], [0, 0, 7, -0.0]], dtype)
+    left, right = map(SparseArray.from_dense, (A, B))
+    plan = spgemm_plan(left, right)
+    data = np.array(left.values)
+    data[1] = ones  # A[0, 1]
+    got = np.asarray(spgemm(left.with_values(data), right, plan=plan).todense(), np.float64)
+    np.testing.assert_array_equal(
+        got, [[np.nan, np.nan, 4, 0], [0, -5, 4, 0], [0, 0, 14, 0], [3, 5, 7, 0]]
+    )
+    less = plan.with_values(np.ones(plan.nnz, dtype)).to_scipy().tolil()
+    less[0, 1] = 0  # and a product without a place
+    got = spgemm(left.with_values(data), right, plan=SparseArray.from_scipy(less.tocsr()))
+    np.testing.assert_array_equal(
+        np.asarray(got.todense(), np.float64)[:2], [[np.nan, 0, np.nan, 0], [0, -5, 4, 0]]
+    )
 
 
 def test_a_capacity_inside_jit():
