@@ -17,6 +17,7 @@ from jax import export
 
 from sgap_jax.formats import checks, construct, fibers, structure, vectors
 from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
+from sgap_jax.formats.row_statistics import PatternStatistics
 from sgap_jax.formats.stored import Array, StoredArray
 
 
@@ -106,7 +107,16 @@ def coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     """One [nnz] index array per dimension; padding, and entries that take no part, get the size of
     the dimension."""
     require_unbatched(A, "SparseArray")
-    found = _coordinates(require_arrays(A))
+    require_arrays(A)
+    # Values may be traced where the structure is not: they are no operand of this program.
+    alone = A._replaced(values=None, transposed=None, statistics=PatternStatistics())
+    return _coordinates(alone, A.values.shape)
+
+
+@partial(jax.jit, static_argnames="stored", inline=True)
+def _coordinates(A: StoredArray, stored: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    A = replace(A, values=jnp.zeros(stored, jnp.bool_))
+    found = _stored_coordinates(A)
     if A.is_checked:
         return found
     real = [structure.in_range(x, n) for x, n in zip(found, A.shape, strict=True)]
@@ -114,7 +124,7 @@ def coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(part, x, n) for x, n in zip(found, A.shape, strict=True))
 
 
-def _coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
+def _stored_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     if A.format.is_coordinate:
         bounds, first = A.index_arrays[0]
         if not A.is_checked:
@@ -192,8 +202,8 @@ def level_sizes(shape: tuple[int, ...], format: Format) -> list[int]:
 
 
 def _fiber_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
-    """`_coordinates` of each of the flattened values, for formats with dense modes under the stored
-    ones."""
+    """`_stored_coordinates` of each of the flattened values, for formats with dense modes under
+    the stored ones."""
     stored, modes = prefix(A), A.format.modes
     sizes = [A.shape[mode] for mode in modes]
     depth = len(sizes) - A.format.dense_modes
@@ -227,8 +237,8 @@ def prefix(A: Array) -> Array:
 
 
 def _block_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
-    """`_coordinates` of each of the flattened values of vectors or blocks. Values outside the
-    matrix count as padding."""
+    """`_stored_coordinates` of each of the flattened values of vectors or blocks. Values outside
+    the matrix count as padding."""
     offsets, indices = vectors.well_formed(A).index_arrays[1]
     (height, width), count = vectors.tile(A.format), indices.shape[0]
     first = structure.segment_of_entry(offsets, count) * height, indices * width
@@ -242,7 +252,7 @@ def _block_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
 
 
 def todense(A: StoredArray) -> jax.Array:
-    return scattered(A, A.shape, coordinates(A))
+    return scattered(A.values, coordinates(A), A.shape)
 
 
 @partial(jax.jit, static_argnames="k")
@@ -252,14 +262,18 @@ def diagonal(A: StoredArray, k: int) -> jax.Array:
     k = max(-A.shape[0], min(k, A.shape[1]))  # diagonals beyond are empty; k may exceed int32
     length = max(min(A.shape[0] + min(k, 0), A.shape[1] - max(k, 0)), 0)
     at = jnp.where(columns - rows == k, jnp.minimum(rows, columns), length)
-    return scattered(A, (length,), (at,))
+    return scattered(A.values, (at,), (length,))
 
 
-def scattered(A: StoredArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
-    """Scatter-add of A's values to the coordinates `where` of a zero array of this shape: a traced
-    structure may have duplicates. Coordinates outside `shape`, such as padding, are dropped."""
-    values, target = structure.whole(A.values), jnp.zeros(shape, A.dtype).at[where]
-    return (target.max if A.dtype == jnp.bool_ else target.add)(values.reshape(-1), mode="drop")
+@partial(jax.jit, static_argnames="shape", inline=True)
+def scattered(values: Any, where: tuple[jax.Array, ...], shape: tuple[int, ...]) -> jax.Array:
+    """Scatter-add of stored values to the coordinates `where` of a zero array of this shape: a
+    traced structure may have duplicates. Coordinates outside `shape`, such as padding, are
+    dropped."""
+    values, target = structure.whole(values), jnp.zeros(shape, values.dtype).at[where]
+    return (target.max if values.dtype == jnp.bool_ else target.add)(
+        values.reshape(-1), mode="drop"
+    )
 
 
 def row_lengths(A: StoredArray) -> jax.Array:
@@ -331,14 +345,26 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
     if format.modes != A.format.modes:
         other_offsets, other_indices, permutation = transposed
         inverse = structure.invert_permutation(permutation)
-        values, transposed = structure.whole(values)[permutation], (offsets, indices, inverse)
+        values, transposed = _moved(values, permutation), (offsets, indices, inverse)
         offsets, indices = other_offsets, other_indices
     index_arrays: tuple[Any, ...] = ((), (offsets, indices))
     if format.is_coordinate:
-        bounds = jnp.zeros(2, jnp.int32).at[1].set(offsets[-1])
-        index_arrays = ((bounds, structure.segment_of_entry(offsets, A.nnz)), (indices,))
+        index_arrays = (_outer_coordinates(offsets, A.nnz), (indices,))
     fields = structure.as_fields(index_arrays, transposed, checked=A.is_checked)
     return replace(A, values=values, **fields, format=format)
+
+
+@partial(jax.jit, inline=True)
+def _moved(values: Any, source: Any) -> jax.Array:
+    """The stored values at the positions `source`."""
+    return structure.whole(values)[source]
+
+
+@partial(jax.jit, static_argnames="nnz", inline=True)
+def _outer_coordinates(offsets: Any, nnz: int) -> tuple[jax.Array, jax.Array]:
+    """(bounds, coordinates [nnz]) of the first level of COO, from the offsets of CSR or CSC."""
+    bounds = jnp.zeros(2, jnp.int32).at[1].set(offsets[-1])
+    return bounds, structure.segment_of_entry(offsets, nnz)
 
 
 def _assembled(A: Array, format: Format, max_fill_in: float | None) -> Array:

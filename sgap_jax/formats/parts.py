@@ -60,7 +60,7 @@ def _scattered(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype) -> jax.Ar
     kept = [mode for mode in range(A.ndim) if mode not in axes]
     found = convert.coordinates(A)
     shape = tuple(A.shape[mode] for mode in kept)
-    return convert.scattered(A.astype(dtype), shape, tuple(found[mode] for mode in kept))
+    return convert.scattered(A.values.astype(dtype), tuple(found[mode] for mode in kept), shape)
 
 
 def _shaped(A: StoredArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:

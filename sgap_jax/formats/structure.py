@@ -166,6 +166,7 @@ def in_range(indices: jax.Array, size: int) -> jax.Array:
     return (indices >= 0) & (indices < size)
 
 
+@partial(jax.jit, static_argnames="nnz", inline=True)
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     """[nnz]: the segment of each entry; padding gets the last segment, so all are in range."""
     if offsets.shape[0] == 2:  # a single segment, as in COO
@@ -176,6 +177,7 @@ def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     return jnp.cumsum(marks, dtype=jnp.int32)
 
 
+@partial(jax.jit, static_argnames="size", inline=True)
 def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
     """[size + 1] offsets: the prefix sums of how often each index occurs among the first `used`
     entries. Indices out of range are not counted."""
@@ -187,6 +189,7 @@ def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Ar
     return jnp.cumsum(counts, dtype=jnp.int32)
 
 
+@partial(jax.jit, inline=True)
 def invert_permutation(permutation: jax.Array) -> jax.Array:
     """[nnz]: the inverse q of a permutation p, q[p[i]] = i."""
     nnz = permutation.shape[0]
@@ -216,6 +219,7 @@ def transpose_by_comparing(
     return offsets_of_indices(indices, size, offsets[-1]), segments[permutation], permutation
 
 
+@partial(jax.jit, static_argnames="size", inline=True)
 def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Valid offsets that start at 0, and indices that are -1 for padding and for entries that take
     no part. Entries before the first offset become part of the first segment, with index -1."""
@@ -227,6 +231,7 @@ def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.
     return offsets.at[0].set(0), indices
 
 
+@partial(jax.jit, static_argnames="size", inline=True)
 def well_formed_transpose(
     transposed: tuple[jax.Array, jax.Array, jax.Array], size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -238,6 +243,7 @@ def well_formed_transpose(
     return offsets, indices, jnp.where(known, permutation, 0)
 
 
+@partial(jax.jit, static_argnames="size", inline=True)
 def compacted(
     offsets: jax.Array, indices: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,6 +62,7 @@ def encode(
     return (tiles >> 32).astype(np.int32), tiles.astype(np.uint32).astype(np.int32), place
 
 
+@partial(jax.jit, static_argnames=("tiles", "format"), inline=True)
 def fill_values(values: Any, place: np.ndarray, tiles: int, format: Format) -> jax.Array:
     """[tiles, *block]: the entries' values at their places, zero elsewhere."""
     flat = jnp.zeros(tiles * math.prod(format.block_shape), values.dtype)

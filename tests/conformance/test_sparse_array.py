@@ -36,6 +36,29 @@ def test_an_exported_program_takes_and_returns_it(format):
     np.testing.assert_array_equal(restored.values, 2 * np.asarray(A.values))
 
 
+def test_a_new_size_compiles_a_program_or_two_for_a_conversion():
+    """XLA takes as long for one step of a conversion as for all of them as a program."""
+    programs = []
+
+    def count(event, *_, **__):
+        programs.append(event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        D = np.where(np.random.default_rng(0).random((43, 47)) < 0.2, 1.5, 0)
+        A = SparseArray.from_dense(D)
+        for format in (COO, CSC, CVS(3), CVS(3).transposed, BCSR(2, 5)):
+            programs.clear()
+            C = A.asformat(format)
+            assert sum(programs) <= 2, format
+            C.coordinates()
+            assert sum(programs) <= 3, format
+            np.testing.assert_array_equal(C.todense(), D)
+            assert sum(programs) <= 4, format
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+
+
 def test_nothing_aliases_the_caller():
     dense = np.arange(600.0).reshape(20, 30) + 1
     a = scipy.sparse.csr_array(dense)

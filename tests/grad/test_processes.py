@@ -29,7 +29,6 @@ def test_two_processes_compute_what_one_device_does(tmp_path):
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
     command = [sys.executable, SCRIPT, str(a_free_port()), "2"]
     started = [

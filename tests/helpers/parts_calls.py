@@ -6,6 +6,7 @@ attention, what the compiled program sends and whether it has an array of the wh
 tests/grad/test_parts_of_eight.py holds them against bounds.
 """
 
+import functools
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import sys
 from dataclasses import replace
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp
@@ -43,20 +45,20 @@ def filled(A, format):
     return A.with_values(np.random.default_rng(4).standard_normal(A.values.shape))
 
 
-# name: (a matrix, how it is cut)
+# name: (what makes a matrix, how it is cut)
 CUTS = {
     # Four parts, each on two devices, which divide columns or share the messages of one.
-    "second axis": (graph(29, 29, 0.4), dict(second="y")),
+    "second axis": (lambda: graph(29, 29, 0.4), dict(second="y")),
     "reordered": (
-        graph(29, 29),
+        lambda: graph(29, 29),
         dict(
             order=lambda A: np.random.default_rng(3).permutation(29),
             rows=[2, 9, 0, 4, 4, 4, 4, 2],
         ),
     ),
-    "rectangular": (graph(11, 26), dict(rows="even")),
-    "vectors": (filled(graph(32, 32), CVS(2)), dict(rows=[4, 6, 0, 2, 8, 8, 2, 2])),
-    "blocks": (filled(graph(24, 36), BCSR(2, 3)), {}),
+    "rectangular": (lambda: graph(11, 26), dict(rows="even")),
+    "vectors": (lambda: filled(graph(32, 32), CVS(2)), dict(rows=[4, 6, 0, 2, 8, 8, 2, 2])),
+    "blocks": (lambda: filled(graph(24, 36), BCSR(2, 3)), {}),
 }
 
 
@@ -124,69 +126,69 @@ def seen_by_all(A, rows):
     return SparseArray.from_dense(D)
 
 
-# name: (pattern, how it is cut, heads of queries and of keys, options)
+# name: (what makes a pattern, how it is cut, heads of queries and of keys, options)
 ATTENTION = {
     "attention, band, everything": (
-        window(64, 3),
+        lambda: window(64, 3),
         dict(rows="even"),
         (4, 2),
         dict(is_causal=True, lengths=[30, 64], bias=(4,), sinks=True, scale=0.3),
     ),
     "attention, band, batch and heads over other axes": (
-        window(64, 3),
+        lambda: window(64, 3),
         dict(rows="even", second="heads"),
         (4, 2),
         dict(lengths=[30, 64], bias=(2, 4), sinks=True, mesh=(2, 2, 2)),
     ),
     "attention, a causal mask": (
-        masks.causal(window(32, 31)),
+        lambda: masks.causal(window(32, 31)),
         dict(rows="even"),
         (2, 1),
         dict(scale="array"),
     ),
     "attention, vectors": (
-        window(32, 3).asformat(CVS(4)),
+        lambda: window(32, 3).asformat(CVS(4)),
         dict(rows="even"),
         (2, 1),
         dict(is_causal=True, bias=(2,), lengths=[13, 32]),
     ),
     "attention, blocks": (
-        window(32, 3).asformat(BCSR(2, 4)),
+        lambda: window(32, 3).asformat(BCSR(2, 4)),
         dict(rows="even"),
         (2, 1),
         dict(is_causal=True),
     ),
     "attention, global tokens": (
-        with_global_tokens(64, 2),
+        lambda: with_global_tokens(64, 2),
         dict(rows="even"),
         (4, 2),
         dict(bias=(2, 1), scale="array"),
     ),
     "attention, queries that see all keys": (
-        seen_by_all(with_global_tokens(64, 2), [2, 40]),
+        lambda: seen_by_all(with_global_tokens(64, 2), [2, 40]),
         dict(rows="even"),
         (4, 2),
         dict(bias=(2, 1), scale="array", sinks=True, is_causal=True, lengths=[30, 64]),
     ),
     "attention, vectors that see all keys": (
-        seen_by_all(window(64, 3), [18, 19, 60, 61]).asformat(CVS(2)),
+        lambda: seen_by_all(window(64, 3), [18, 19, 60, 61]).asformat(CVS(2)),
         dict(rows="even"),
         (2, 2),
         dict(bias=(2,)),
     ),
     "attention, blocks that see all keys, reordered": (
-        seen_by_all(window(64, 3), [18, 19]).asformat(BCSR(2, 4)),
+        lambda: seen_by_all(window(64, 3), [18, 19]).asformat(BCSR(2, 4)),
         dict(order=lambda A: np.arange(64)[::-1].reshape(16, 4)[:, ::-1].reshape(-1)),
         (2, 1),
         dict(is_causal=True, lengths=[13, 64]),
     ),
     "attention, reordered": (
-        graph(29, 29),
+        lambda: graph(29, 29),
         dict(order=lambda A: np.random.default_rng(3).permutation(29)),
         (2, 1),
         dict(bias=(2, 2), sinks=True, is_causal=True, lengths=[20, 29]),
     ),
-    "attention, other keys": (graph(11, 26), {}, (2, 2), dict(lengths=19, is_causal=True)),
+    "attention, other keys": (lambda: graph(11, 26), {}, (2, 2), dict(lengths=19, is_causal=True)),
 }
 
 
@@ -310,26 +312,32 @@ def size(found):
 def run(names):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     two = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    apart = {
-        cut: parallel.partition(whole, two if "second" in options else mesh, "x", **options)
-        for cut, (whole, options) in CUTS.items()
-    }
+
+    @functools.cache
+    def cut_by(cut):
+        """(the whole matrix, in parts)."""
+        make, options = CUTS[cut]
+        whole = make()
+        return whole, parallel.partition(
+            whole, two if "second" in options else mesh, "x", **options
+        )
+
     for name in names:
         if name in SIZES:
             rows = SIZES[name]()
         else:
-            rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
+            rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, cut_by)
         for row in rows:
             print(json.dumps(dict(name=name) | row), flush=True)
 
 
-def run_on(name, mesh, apart):
+def run_on(name, cut_by):
     rng = np.random.default_rng(1)
     for order, cut in enumerate(cuts_of(name), 1):
-        whole, options = CUTS[cut]
+        (whole, A), options = cut_by(cut), CUTS[cut][1]
         X, Y = (jnp.asarray(rng.standard_normal((size, 4))) for size in whole.shape)
 
-        def spread(v, whole=whole, options=options, A=apart[cut]):
+        def spread(v, whole=whole, options=options, A=A):
             return parallel.partition(whole.with_values(v), A.mesh, "x", **options).values
 
         def of_parts(found, spread=spread):
@@ -339,8 +347,8 @@ def run_on(name, mesh, apart):
         found, y, second = program(whole.values, X, Y)
         expected = of_parts(found), spread(y) if y.shape == found[0].shape else y
         expected += (of_parts(second) if second else second,)
-        program = run_case(cases()[name], parallel, apart[cut], X, Y, order)
-        A, got = apart[cut], program(apart[cut].values, X, Y)
+        program = run_case(cases()[name], parallel, A, X, Y, order)
+        got = program(A.values, X, Y)
         row = dict(cut=cut, order=order, difference=difference(got[:2], expected[:2]))
         row |= dict(second=difference(got[2], expected[2]) / size(expected[2]))
         row |= dict(same=difference(got[1], expected[1]) == 0, sent=sent_by(program.as_text()))
@@ -354,7 +362,8 @@ def run_on(name, mesh, apart):
 
 
 def run_attention(name, mesh):
-    pattern, cut, (heads, key_heads), options = ATTENTION[name]
+    make, cut, (heads, key_heads), options = ATTENTION[name]
+    pattern = make()
     split_axes, over = {}, jax.P(None, "x")
     if "mesh" in options:
         kinds = (AxisType.Auto,) * 3

@@ -86,7 +86,7 @@ def test_gradients_to_order_2(format):
     def apply(params, x):
         return nnx.merge(graph, params, structure)(x)
 
-    check_grads(apply, (params, inputs(3)), order=2, modes=["fwd", "rev"], eps=1e-5)
+    check_grads(jax.jit(apply), (params, inputs(3)), order=2, modes=["fwd", "rev"], eps=1e-5)
 
 
 def test_vmap_over_a_batch_and_over_layers():

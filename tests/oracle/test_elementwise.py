@@ -54,7 +54,7 @@ def test_derivatives_of_dense_factors(format):
     np.testing.assert_allclose(of_v.reshape(-1), at, rtol=1e-12)
     np.testing.assert_allclose(of_x, expected[1], rtol=1e-12)
     np.testing.assert_allclose(of_y, expected[2], rtol=1e-12)
-    stored = lambda v, x: ((A.with_values(v) * x[:, None]) * x[:, None]).sum()
+    stored = jax.jit(lambda v, x: ((A.with_values(v) * x[:, None]) * x[:, None]).sum())
     check_grads(stored, (jnp.where(jnp.isnan(A.values), 0, A.values), x), order=2, rtol=1e-4)
 
 
