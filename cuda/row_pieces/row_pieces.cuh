@@ -48,6 +48,11 @@ __global__ void __launch_bounds__(kLanes* kShare)
                     long long places, long long width, long long size, long long rows,
                     long long batches, long long sharing) {
   using A = Accumulator<T>;
+#if __CUDA_ARCH__ >= 1200
+  constexpr int kAtOnce = sizeof(T) == 4 ? 4 : 2;  // of double and of 16 bits, four spill there
+#else
+  constexpr int kAtOnce = sizeof(A) > 4 ? 2 : 4;
+#endif
   MoveToStructure(sharing, 4 * elements - 1, list);
   const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
   Size element = pieces + blockIdx.x;
@@ -63,7 +68,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
       for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
         const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
         A sums[kColumns] = {};
-#pragma unroll(sizeof(A) > 4 ? 2 : 4)  // of double, four spill on sm_120
+#pragma unroll(kAtOnce)
         for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
           const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll
