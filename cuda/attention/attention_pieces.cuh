@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(32 * kShare, 1)
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, share = threadIdx.x / 32;
   Size turn = blockIdx.x;
-  RowPiece own = PieceAt(list, pieces + turn / kLength, true, places, 0);
+  RowPiece own = PieceAt<false>(list, pieces + turn / kLength, true, places, 0);
 #pragma unroll 1
   while (Size(unsigned(own.row)) * kLength < call.m) {  // the same in all threads, as below
     const unsigned part = turn % kLength;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(32 * kShare, 1)
     }
     turn += gridDim.x;
     const Size element = pieces + turn / kLength;
-    own = PieceAt(list, element, element < Size(elements), places, 0);
+    own = PieceAt<false>(list, element, element < Size(elements), places, 0);
   }
 }
 

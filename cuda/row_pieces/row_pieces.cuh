@@ -20,15 +20,17 @@ struct RowPiece {
 
 // Element i of a list; that of a group without work where `exists` is false. A list that a
 // structure keeps may hold anything, as other arrays of a pytree: here its entries are brought
-// between 0 and `entries`, and its place below `places`; callers look at the row.
+// between 0 and `entries`, with kOrdered the last not before the first, and its place below
+// `places`; callers look at the row.
+template <bool kOrdered = true>
 __device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists, Size entries,
                                    Size places) {
   if (!exists) return {-1, 0, 0, -1};
   const auto found = reinterpret_cast<const Pack<Index, 4>*>(list)[i];
-  const unsigned end = unsigned(entries), first = found.at[1], last = found.at[2];
-  const unsigned begin = first < end ? first : end, upto = last < end ? last : end;
-  const bool known = unsigned(found.at[3]) < unsigned(places);
-  return {found.at[0], Index(begin), Index(upto < begin ? begin : upto), known ? found.at[3] : -1};
+  const unsigned end = unsigned(entries);
+  const unsigned first = min(unsigned(found.at[1]), end), last = min(unsigned(found.at[2]), end);
+  return {found.at[0], Index(first), Index(kOrdered ? max(first, last) : last),
+          min(found.at[3], Index(places) - 1)};
 }
 
 // out[row, :] = the sum of the partial sums of its pieces, rounded once. Here a row is what one
@@ -46,10 +48,15 @@ __global__ void __launch_bounds__(kLanes* kShare)
                     long long places, long long width, long long size, long long rows,
                     long long batches, long long sharing) {
   using A = Accumulator<T>;
+#if __CUDA_ARCH__ >= 1200
+  constexpr int kAtOnce = sizeof(T) == 4 ? 4 : 2;  // of double and of 16 bits, four spill there
+#else
+  constexpr int kAtOnce = sizeof(A) > 4 ? 2 : 4;
+#endif
   MoveToStructure(sharing, 4 * elements - 1, list);
   const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
   Size element = pieces + blockIdx.x;
-  RowPiece own = PieceAt(list, element, true, places, 0);
+  RowPiece own = PieceAt<false>(list, element, true, places, 0);
 #pragma unroll 1
   while (unsigned(own.row) < rows) {  // the same in all threads of the block
     const Size step = kShare * Size(width), first = Size(unsigned(own.row)) * width;
@@ -61,7 +68,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
       for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
         const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
         A sums[kColumns] = {};
-#pragma unroll(sizeof(A) > 4 ? 2 : 4)  // of double, four spill on sm_120
+#pragma unroll(kAtOnce)
         for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
           const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll
@@ -72,7 +79,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
       }
     }
     element += gridDim.x;
-    own = PieceAt(list, element, element < elements, places, 0);
+    own = PieceAt<false>(list, element, element < elements, places, 0);
   }
 }
 

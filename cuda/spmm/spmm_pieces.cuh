@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool exists = place.column < n && place.worker < pieces;
-  const RowPiece own = PieceAt(list, place.worker, exists, capacity, places);
-  const bool valid = own.row >= 0 && own.row < m;  // the same in all lanes of the group
+  const RowPiece own = PieceAt<false>(list, place.worker, exists, capacity, places);
+  const bool valid = unsigned(own.row) < unsigned(m);  // the same in all lanes of the group
   const Index first = own.first + group.lane, last = valid ? own.last : 0;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{

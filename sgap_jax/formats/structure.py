@@ -14,7 +14,7 @@ offsets o has a meaning for any contents of its arrays:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -233,7 +233,7 @@ def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.
 
 @partial(jax.jit, static_argnames="size", inline=True)
 def well_formed_transpose(
-    transposed: tuple[jax.Array, jax.Array, jax.Array], size: int
+    transposed: Iterable[jax.Array], size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`well_formed` for a transpose: (offsets, indices, permutation). An entry whose place in the
     permutation is out of range takes no part either."""

@@ -129,7 +129,9 @@ def split_blocks(A: Array) -> Array:
         return A
     split, of = _split(A)[0], A.transposed
     if isinstance(of, PreparedTranspose):  # the lists are of vectors
-        made = PreparedTranspose(*split.transposed, lists=of.lists, keys=of.keys)
+        assert split.transposed is not None
+        offsets, indices, permutation = split.transposed
+        made = PreparedTranspose(offsets, indices, permutation, of.lists, of.keys)
         split = replace(split, transposed=made)
     return split
 

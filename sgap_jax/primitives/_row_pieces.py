@@ -15,7 +15,9 @@ from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import jax_lowering
 from sgap_jax.primitives._kept_lists import kept_list
 
-_EARLY = 6  # what is left of rows starts early where it is this part of a chunk, or more
+# What is left of rows starts in four groups, the longest first: of half a chunk and more, of an
+# eighth, of a thirty-second, and less (tests/emulated/test_critical_path.py has what it is for).
+_GROUPS = (2, 8, 32)
 
 
 def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
@@ -25,8 +27,8 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     its row is -1. Elements without work have the row `work.rows`.
 
     Full chunks come first so that groups of one warp have pieces of one length, and the longest
-    start first; of what is left of rows those of a sixth of a chunk and more, for the same reason,
-    each kind in the order of the rows, so that neighbours stay neighbours.
+    start first; what is left of rows is in four groups by its length, the longest first, for the
+    same reasons, each in the order of the rows, so that neighbours stay neighbours.
 
     Args:
       work: the sizes.
@@ -60,10 +62,13 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
 
     own = (left > 0) | (counts == 0)  # an empty row has an empty piece
     tails = _elements(work, own, rows, rest, ends, jnp.where(several, places + counts, -1))
-    early = _EARLY * left >= chunk
-    earlier = jnp.cumsum(early, dtype=jnp.int32)
-    later = jnp.sum(early, dtype=jnp.int32) + rows - earlier
-    target = jnp.where(early, earlier - 1, later)
+    of = sum((part * left < chunk).astype(jnp.int32) for part in _GROUPS)
+    groups = jnp.arange(len(_GROUPS), dtype=jnp.int32)
+    until = jnp.cumsum(of[None] == groups[:, None], axis=1, dtype=jnp.int32)
+    begin = jnp.pad(jnp.cumsum(until[:, -1], dtype=jnp.int32), (1, 0))
+    # Before a row of the last group are all of the others, and rows that are in none of these.
+    last = begin[-1] + rows - jnp.sum(until, axis=0, dtype=jnp.int32)
+    target = jnp.where(of < len(_GROUPS), begin[of] + until[of, rows] - 1, last)
     tails = jnp.zeros_like(tails).at[target].set(tails, unique_indices=True, mode="drop")
 
     merged = jnp.broadcast_to(_elements(work, False, 0, 0, 0, 0), (work.merged, FIELDS))

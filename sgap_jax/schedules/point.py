@@ -234,10 +234,10 @@ def chunk_of(steps: float, lanes: int, longest: int, most: int = _PIECES[1]) -> 
     piece that is not all of its row writes and reads its sums once more, and at most `most` (128 of
     a product), so that the last pieces to start end soon after the others. Predicted by the
     emulator's count of instructions (tests/emulated/test_critical_path.py), not measured: for n =
-    128 a product with an R-MAT graph of 2^17 vertices takes 1.24 times as long as one with rows of
-    one length, of which the second launch is 0.12, and with whole rows 26 times. Pieces of 64, 96
-    and 192: 1.32, 1.25 and 1.23. Graphs of 2^18, 2^16 and 2^15 vertices with as many edges for
-    each: 1.17, 1.34 and, as the steps of all the work are fewer than a piece has, 1.60.
+    128 a product with an R-MAT graph of 2^17 vertices takes 1.23 times as long as one with rows of
+    one length, of which the second launch is 0.12, and with whole rows 26 times. Graphs of 2^18,
+    2^16 and 2^15 vertices with as many edges for each: 1.17, 1.30 and, as the steps of all the work
+    are fewer than a piece has, 1.55.
     """
     least = _PIECES[0]
     chunk = min(max(1 << (max(math.ceil(steps), 1) - 1).bit_length(), least), most) * lanes

@@ -111,16 +111,15 @@ def time_of(warps):
 def pieces_of(lengths, chunk):
     """Lengths of the pieces, as the list has them, and the number of pieces of each row."""
     full, tail = lengths // chunk, lengths % chunk
-    early = 6 * tail >= chunk
-    return np.concatenate([np.full(full.sum(), chunk), tail[early], tail[~early]]), full + (
-        tail > 0
-    )
+    order = np.argsort(sum(part * tail < chunk for part in (2, 8, 32)), kind="stable")
+    return np.concatenate([np.full(full.sum(), chunk), tail[order]]), full + (tail > 0)
 
 
 def test_an_rmat_graph_against_rows_of_one_length():
     """2^17 vertices, n = 128, with the default point: the chain of the longest row, through both
     launches, is a part of the time that a graph with rows of one length takes, and the whole takes
-    at most 1.3 of that time, of which 1.07 is work. Rows walked whole take 20 times as long."""
+    at most 1.3 of that time, of which 1.09 is work; 2^16 vertices too. Rows walked whole take 20
+    times as long."""
     lengths = rmat(17, 2_200_000)
     nnz, size = int(lengths.sum()), len(lengths)
     rows = RowStatistics(16.0, 64.0, 8192)
@@ -135,9 +134,15 @@ def test_an_rmat_graph_against_rows_of_one_length():
     cut, parts = pieces_of(lengths, point.chunk)
     cut, merged = piece(cut), np.repeat(merge(parts[parts > 1]), 4)  # each by 4 warps
     assert cut.max() + merged.max() <= 0.5 * even
-    assert cut.sum() <= 1.08 * even * SLOTS
+    assert cut.sum() <= 1.1 * even * SLOTS
     assert time_of(cut.tolist()) + time_of(merged.tolist()) <= 1.3 * even
     assert time_of(whole(lengths).tolist()) > 20 * even
+    # Half as many vertices and edges, with the same pieces.
+    lengths = rmat(16, 1_100_000)
+    even = time_of(whole(np.full(len(lengths), -(-int(lengths.sum()) // len(lengths)))).tolist())
+    cut, parts = pieces_of(lengths, point.chunk)
+    merged = np.repeat(merge(parts[parts > 1]), 4)
+    assert time_of(piece(cut).tolist()) + time_of(merged.tolist()) <= 1.3 * even
 
 
 def attention(tile, lengths, keys):

@@ -55,7 +55,8 @@ def by_loops(work, offsets, chunk=None):
             merged.append((row, 2 * before, 2 * before + len(pieces), -1))
         before += len(whole)
     full += [nothing] * (work.whole - len(full))
-    tails.sort(key=lambda tail: 6 * (tail[2] - tail[1]) < chunk)  # the long ones first
+    groups = lambda tail: sum(part * (tail[2] - tail[1]) < chunk for part in (2, 8, 32))
+    tails.sort(key=groups)  # the long ones first
     merged += [nothing] * (work.merged - len(merged))
     return np.array([*full, *tails, *merged])
 
