@@ -4,6 +4,8 @@
 structure known, inside jit; the peers have nothing like it and do the work of `once`. `memory` is
 the peak growth of a fresh process's resident set during `A @ B`, and the operands, over operands
 and result.
+`compiled` is the schedule `presets.cpu_workspace` with the structure known, beside the C that TACO
+generates for the same schedule where its result is assembled before.
 `gradients` is the value and the gradients of sum((A B)^2) in the values of A and B. `sum` and
 `elementwise` are A + B and A * B; there `x_one_thread` is our kernel on one thread, and SciPy has
 one thread. Rows are written as they are measured.
@@ -22,7 +24,7 @@ import scipy.sparse as sp
 
 from benchmarks import attention_memory, harness, machine, problems, timing
 from benchmarks.peers import taco
-from sgap_jax import SparseArray, spgemm, spgemm_plan
+from sgap_jax import CSR, SparseArray, compiler, evaluate, spgemm, spgemm_plan
 from sgap_jax.runtime.native import native
 
 
@@ -104,6 +106,7 @@ SUMS = {
     "two of 2M entries, 20k x 20k": lambda: spread(20000, 20000, 2_000_000),
 }
 MOST_OF_TORCH = 20_000_000  # entries of the result whose gradients fit in memory
+COMPILED_ROWS = 16  # of each task
 QUICK = ("poisson_512 squared", "weights_2048_95pct, two of them")
 
 
@@ -192,6 +195,29 @@ def products(A, B, keep_structure):
     return calls
 
 
+def compiled(A, B):
+    own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
+    plan = spgemm_plan(*own)
+    expression = compiler.parse("C(i,k) = A(i,j) * B(j,k)", dict.fromkeys("ABC", CSR))
+    rows = compiler.presets.cpu_workspace(expression, COMPILED_ROWS)
+
+    @jax.jit
+    def known(A, B, plan):
+        return evaluate("C(i,k) = A(i,j) * B(j,k)", A=A, B=B, pattern=plan, schedule=rows).values
+
+    right = A @ B
+    check("ours", plan.with_values(known(*own, plan)), right)
+    calls = {"ours": lambda: known(*own, plan).block_until_ready()}
+    try:
+        calls["taco"] = taco.product_values(A, B)
+    except problems.Unavailable as reason:
+        print(f"# taco: {reason}")
+        return calls
+    for _ in range(2):
+        check("taco", calls["taco"](), right)
+    return calls
+
+
 def gradients(A, B):
     own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
     plan = spgemm_plan(*own)
@@ -262,6 +288,7 @@ def memory_apart(name):
 KINDS = {
     "once": lambda A, B: products(A, B, False),
     "values": lambda A, B: products(A, B, True),
+    "compiled": compiled,
     "gradients": gradients,
 }
 MERGES = {

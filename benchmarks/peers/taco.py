@@ -209,3 +209,20 @@ def product(A, B):
         return found
 
     return call
+
+
+def product_values(A, B):
+    """A call that computes A B of two matrices in CSR in memory that TACO's `assemble` made before:
+    `compute` alone, which writes columns too."""
+    kernels, keep = _with_threads("spgemm"), []
+    operands = [
+        ctypes.byref(tensor(X.data, X.shape, ((), (X.indptr, X.indices)), keep)) for X in (A, B)
+    ]
+    found = Product((A.shape[0], B.shape[1]))
+    kernels.assemble(ctypes.byref(found.tensor), *operands)
+
+    def call(alive=keep):
+        kernels.compute(ctypes.byref(found.tensor), *operands)
+        return found
+
+    return call

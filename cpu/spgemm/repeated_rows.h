@@ -45,7 +45,9 @@ class RepeatedRows {
     for (int i = 0; i < noted_; ++i) {
       const Shape& shape = shapes_[i];
       if ((columns && shape.count != count) || !FitsShape(shape, row)) continue;
-      if (Adds(shape, a_.indices + begin, a_values_ + begin, columns)) return &shape;
+      if (!Adds(shape, a_.indices + begin, a_values_ + begin, columns)) continue;
+      alone_ = 0;
+      return &shape;
     }
     return nullptr;
   }
@@ -59,9 +61,11 @@ class RepeatedRows {
   const Acc* Sums() const { return sums_; }
   int32_t Base(int64_t row) const { return b_.indices[b_.offsets[a_.indices[a_.offsets[row]]]]; }
 
-  // Notes the shape of a row with these columns, ascending, if a row shortly before has it too.
+  // Notes the shape of a row with these columns, ascending, if a row shortly before has it too; no
+  // more after many rows that were like none.
   void Note(int64_t row, const int32_t* columns, int64_t count) {
-    if (failures_ > kMostFailures || count == 0 || count > kMost) return;
+    if (failures_ > kMostFailures || alone_ > kMostAlone) return;
+    if (count == 0 || count > kMost) return;
     const int64_t entries = a_.offsets[row + 1] - a_.offsets[row];
     if (entries == 0 || entries > kMost) return;
     int64_t products = 0;
@@ -79,10 +83,11 @@ class RepeatedRows {
       noted_ = noted_ < kShapes ? noted_ + 1 : kShapes;
       return;
     }
+    ++alone_;
   }
 
  private:
-  static constexpr int kShapes = 4, kMostFailures = 4;
+  static constexpr int kShapes = 4, kMostFailures = 4, kMostAlone = 32;
   static_assert(kMost * sizeof(double) + kShapes * sizeof(Shape) <= kRepeatedRowBytes);
 
   int64_t Length(int64_t k) const { return b_.offsets[k + 1] - b_.offsets[k]; }
@@ -178,6 +183,7 @@ class RepeatedRows {
   Acc* const sums_;
   Shape* const shapes_;
   int noted_ = 0, next_ = 0, failures_ = 0;
+  int alone_ = 0;  // rows like none before them, since the last one with a shape
 };
 
 }  // namespace

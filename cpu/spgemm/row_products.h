@@ -52,7 +52,8 @@ class RowProducts {
  public:
   // `threads` count, where there is enough to count.
   RowProducts(const SparseRows& a, const SparseRows& b, int64_t rows, int64_t threads)
-      : rows_(rows), a_offsets_(a.offsets), until_(rows + 1) {
+      : rows_(rows), a_offsets_(a.offsets), until_(new int64_t[rows + 1]) {
+    until_[0] = 0;
     const int64_t parts = std::clamp<int64_t>(a.offsets[rows] / kLeastPart, 1, threads);
     std::vector<int64_t> longest(parts, 0);
     RunOnThreads(parts, threads, [&](int64_t part, int64_t) {
@@ -81,7 +82,7 @@ class RowProducts {
   }
 
   int64_t Of(int64_t row) const { return until_[row + 1] - until_[row]; }
-  const int64_t* Before() const { return until_.data(); }  // [rows + 1] of each row
+  const int64_t* Before() const { return until_.get(); }  // [rows + 1] of each row
   int64_t Longest() const { return longest_; }
   int64_t Total() const { return until_[rows_]; }
   // As many of `threads` as have something to do.
@@ -106,7 +107,7 @@ class RowProducts {
 
   const int64_t rows_;
   const int32_t* a_offsets_;
-  std::vector<int64_t> until_;  // products before each row
+  const std::unique_ptr<int64_t[]> until_;  // products before each row
   int64_t longest_ = 0;
 };
 
