@@ -29,7 +29,7 @@ _INSTEAD = {
     "local": "band(L, width)",
     "noop_mask": "band(L, 2 * L)",
     "or_masks": "union(a, b)",
-    "sliding_window": "band(L, width), and causal(band(L, 2 * width - 1)) for the last `width` keys",
+    "sliding_window": "band(L, width), or causal(band(L, 2 * width - 1)) for the last keys",
 }
 
 if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
