@@ -42,6 +42,10 @@ def item(A: Array, index: Any) -> Any:
             return A
     if all(selector.drops for selector in selectors):
         return _element(A, [x[0] for x in positions])
+    if A.ndim == 2 and all(map(_is_array, selectors)):
+        if A.is_checked and not _is_traced(A):
+            return _of_each_row(rows(A, positions[0], None), positions[1])
+        return _pairs_when_run(A, *map(jnp.asarray, positions))
     if _is_traced(A) or checks.is_traced(*positions):
         return _traced(A, selectors)
     return _known(A, selectors)
@@ -120,13 +124,21 @@ def _selectors(A: StoredArray, index: Any) -> list[_Selector]:
     rest = [slice(None)] * (A.ndim - len(parts) + len(dots))
     parts[at : at + len(dots)] = rest
     selectors = [_selector(x, size, _WHAT) for x, size in zip(parts, A.shape, strict=True)]
-    arrays = sum(not isinstance(s.positions, range) and not s.drops for s in selectors)
-    if arrays > 1 or (arrays and A.ndim > 2 and any(s.drops for s in selectors)):
+    arrays = [s.positions.shape[0] for s in selectors if _is_array(s)]
+    if A.ndim > 2 and (len(arrays) > 1 or (arrays and any(s.drops for s in selectors))):
         raise IndexError(
-            f"{_WHAT}: expected one index array at most, got {arrays} and {A.ndim} dimensions; "
-            "A[I][:, J] selects rows and columns, A.todense()[I, J] pairs of them"
+            f"{_WHAT}: expected one index array at most, got {len(arrays)} and {A.ndim} dimensions"
+        )
+    if len(set(arrays)) > 1:
+        raise IndexError(
+            f"{_WHAT}: expected index arrays of one length, got {arrays[0]} and {arrays[1]}; "
+            "A[I, J] are the elements (I[n], J[n]), A[I][:, J] all of these rows and columns"
         )
     return selectors
+
+
+def _is_array(selector: _Selector) -> bool:
+    return not isinstance(selector.positions, range) and not selector.drops
 
 
 def _selector(x: Any, size: int, what: str) -> _Selector:
@@ -459,3 +471,42 @@ def _element_when_run(A: StoredArray, index: Sequence[jax.Array]) -> jax.Array:
     values, wide = structure.whole(A.values).reshape(-1), construct.accumulator(A.dtype)
     total = jnp.sum(values.astype(wide), where=at & real, dtype=wide)
     return total.astype(A.dtype)
+
+
+@jax.jit
+def _of_each_row(R: StoredArray, columns: jax.Array) -> jax.Array:
+    """[k]: of row n of R the element at `columns[n]`; zero where none is stored, and for a traced
+    position that is out of range."""
+    k, n = R.shape
+    row, column = convert.coordinates(R)
+    at = structure.in_range(row, k) & structure.in_range(column, n)
+    at = at & (column == jnp.take(_from_the_end(columns, n), row, mode="clip"))
+    return _sums(R, at, jnp.where(at, row, k), k)
+
+
+@jax.jit
+def _pairs_when_run(A: StoredArray, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """[k]: the elements (rows[n], columns[n]), as sums of whatever parts are stored. Entries and
+    pairs are sorted together, so that those of one position are neighbours."""
+    found = convert.coordinates(A)
+    wanted = [_from_the_end(x, n) for x, n in zip((rows, columns), A.shape, strict=True)]
+    joined = [jnp.concatenate([x.astype(jnp.int32), y]) for x, y in zip(found, wanted, strict=True)]
+    row, column, source = jax.lax.sort(
+        (*joined, jnp.arange(joined[0].size, dtype=jnp.int32)), num_keys=2
+    )
+    new = (jnp.diff(row, prepend=row[:1]) != 0) | (jnp.diff(column, prepend=column[:1]) != 0)
+    group = jnp.zeros(source.size, jnp.int32).at[source].set(jnp.cumsum(new.astype(jnp.int32)))
+    of_entry, of_pair = group[: found[0].size], group[found[0].size :]
+    real, stored = (
+        structure.in_range(i, A.shape[0]) & structure.in_range(j, A.shape[1])
+        for i, j in (wanted, found)
+    )
+    sums = _sums(A, stored, of_entry, joined[0].size)
+    return jnp.where(real, sums[of_pair], jnp.zeros((), A.dtype))
+
+
+def _sums(A: StoredArray, at: jax.Array, segment: jax.Array, count: int) -> jax.Array:
+    """[count]: sums of the values that are `at`, by segment, in A's dtype."""
+    values, wide = structure.whole(A.values).reshape(-1), construct.accumulator(A.dtype)
+    values = jnp.where(at, values, jnp.zeros((), A.dtype)).astype(wide)
+    return jax.ops.segment_sum(values, segment, count).astype(A.dtype)

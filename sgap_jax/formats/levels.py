@@ -255,11 +255,11 @@ def _is_blocked(format: Format) -> bool:
 
 
 def as_format(format: Any, what: str) -> Format:
-    """The format, read if it is text: what a format prints as, such as "CVS(8)", or SciPy's "csr",
-    "csc" and "coo". ValueError otherwise."""
-    if isinstance(format, str):
+    """The format, read if it is text: what a format prints as, such as "CVS(8)", or in lower case,
+    as SciPy's "csr". ValueError otherwise."""
+    for text in (format, format.upper()) if isinstance(format, str) else ():
         try:
-            return Format.parse(format.upper() if format in ("csr", "csc", "coo") else format)
+            return Format.parse(text)
         except ValueError:
             pass
     if not isinstance(format, Format):

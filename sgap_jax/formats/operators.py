@@ -259,21 +259,22 @@ class Operators(StoredArray):
 
     def __getitem__(self, index: Any) -> Any:
         """A part of A, as NumPy and SciPy index: A[i:j, k:l] (any step), A[i], A[i, j], A[:, j],
-        A[idx] of an index array, A[mask] of a mask of one dimension, A[..., idx].
+        A[idx] of an index array, A[mask] of a mask of one dimension, A[..., idx], A[rows, columns].
 
-        Two integers give the element, [] and dense. One gives a sparse vector, in COO. Otherwise
-        the format stays; of vectors and blocks it does for bounds at multiples of their sides, and
-        becomes CSR for index arrays, integers and steps. One index array at most; repeated indices
-        repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
-        Differentiable in the values.
+        Two integers give the element, [] and dense, and two index arrays [k] the elements (rows[n],
+        columns[n]), [k] and dense. One integer gives a sparse vector, in COO. Otherwise the format
+        stays; of vectors and blocks it does for bounds at multiples of their sides, and becomes CSR
+        for index arrays, integers and steps. Repeated indices repeat rows. Negative indices count
+        from the end, and bounds of slices may be beyond it. Differentiable in the values.
 
-        With concrete structure and indices nothing is compiled, for formats of entries. Indices and
-        index arrays may be traced where the structure is concrete: the result's capacity is then
-        enough for any, and those out of range give zeros. Of a traced matrix, slices and single
-        rows have its capacity; `rows` takes one for others.
+        With concrete structure and indices nothing is compiled, for formats of entries, but for two
+        index arrays. Indices and index arrays may be traced where the structure is concrete: the
+        result's capacity is then enough for any, and those out of range give zeros. Of a traced
+        matrix, slices and single rows have its capacity; `rows` takes one for others. Two index
+        arrays into it are sorted with its entries.
 
         Raises IndexError for other indices, those out of range, a traced slice or mask, and bounds
-        that cut vectors or blocks; ValueError for an index array into a traced structure;
+        that cut vectors or blocks; ValueError for one index array into a traced structure;
         NotImplementedError for a traced tensor.
         """
         if index is Ellipsis:  # an nnx.Variable that holds A is read so, whatever its leaves are

@@ -6,6 +6,8 @@ stored if any of its rows has an entry, so all V of its rows see that key. The d
 each mask by its entries in CSR.
 """
 
+import typing as _typing
+
 from sgap_jax.masks.build import from_function as from_function
 from sgap_jax.masks.patterns import band as band
 from sgap_jax.masks.patterns import band_and_random as band_and_random
@@ -18,3 +20,20 @@ from sgap_jax.masks.plot import plot as plot
 from sgap_jax.masks.sets import causal as causal
 from sgap_jax.masks.sets import intersection as intersection
 from sgap_jax.masks.sets import union as union
+
+_FUNCTION = "from_function(lambda i, j: mask_mod(0, 0, i, j), L, S)"
+_INSTEAD = {
+    "and_masks": "intersection(a, b)",
+    "create_block_mask": _FUNCTION + ", with format=CVS(V) for vectors of V queries",
+    "create_mask": _FUNCTION,
+    "local": "band(L, width)",
+    "noop_mask": "band(L, 2 * L)",
+    "or_masks": "union(a, b)",
+    "sliding_window": "band(L, width), or causal(band(L, 2 * width - 1)) for the last keys",
+}
+
+if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
+
+    def __getattr__(name: str) -> _typing.Any:
+        advice = f": the nearest is {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module 'sgap_jax.masks' has no attribute {name!r}{advice}")

@@ -160,7 +160,7 @@ def test_what_a_format_or_a_schedule_prints_stands_for_it():
     same = lambda *trees: jax.tree.map(np.testing.assert_array_equal, *trees)  # noqa: E731
     dense = np.arange(48.0).reshape(8, 6) % 4
     entries, B = SparseArray.from_dense(dense), np.eye(6)
-    for text in ("CSR", "csr", "CSC", "coo", "CVS(4)", "BCSR(4, 2)"):
+    for text in ("CSR", "csr", "CSC", "coo", "CVS(4)", "cvs(2)", "BCSR(4, 2)", "bcsr(2, 3)"):
         format = Format.parse(text.upper())
         A = SparseArray.from_dense(dense, format=format)
         same(SparseArray.from_dense(dense, format=text), A)

@@ -67,6 +67,42 @@ def test_tensors(format):
     assert v[1:].checked()[-1] == a[0, 3, -1]
 
 
+@pytest.mark.parametrize("format", [CSR, COO, CVS(4)], ids=str)
+def test_pairs_of_positions(format):
+    a = integers(7, 6)
+    A = SparseArray.from_dense(a, format=format)
+    i, j = np.array([0, 6, -1, 3, 3]), np.array([5, -6, 1, 2, 2])
+    np.testing.assert_array_equal(A[i, j], a[i, j])
+    np.testing.assert_array_equal(jax.jit(lambda i, j: A[i, j])(i, j), a[i, j])
+    mask = a[:, 2] > 0
+    np.testing.assert_array_equal(A[mask, list(range(mask.sum()))], a[mask, range(mask.sum())])
+    beyond = jax.jit(lambda i, j: A[i, j])(np.array([0, 7, -8, 2]), np.array([6, 0, 0, -7]))
+    np.testing.assert_array_equal(beyond, np.zeros(4))  # as of one element
+    of_values = jax.grad(lambda v: (A.with_values(v)[i, j] ** 2).sum())(A.values * 1.0)
+    expected = jax.grad(lambda a: (a[i, j] ** 2).sum())(jnp.asarray(a * 1.0))
+    np.testing.assert_allclose(A.with_values(of_values).todense(), expected)
+    with pytest.raises(IndexError, match="index arrays of one length, got 5 and 2; A"):
+        A[i, [0, 1]]
+    with pytest.raises(IndexError, match="out of range"):
+        A[i, i]
+
+
+def test_pairs_of_a_traced_structure():
+    """What an index array may hold twice is summed, and what is out of range takes no part."""
+    values = jnp.array([1.0, 2, 3, 4, 5, 6])
+    offsets, columns = jnp.array([0, 3, 4, 9]), jnp.array([1, 1, 9, 0, -1, 2])
+
+    @jax.jit
+    def elements(values, offsets, columns, i, j):
+        return SparseArray.from_arrays(values, offsets, columns, shape=(3, 4))[i, j]
+
+    i, j = np.array([0, 1, 2, 0, 0, -1, 3, 2, 0]), np.array([1, 0, 2, 1, 9, -2, 0, -1, -9])
+    expected = [3, 4, 6, 3, 0, 6, 0, 0, 0]
+    np.testing.assert_array_equal(elements(values, offsets, columns, i, j), expected)
+    gradient = jax.grad(lambda v: elements(v, offsets, columns, i, j).sum())(values)
+    np.testing.assert_array_equal(gradient, [2, 2, 0, 1, 0, 2])
+
+
 @pytest.mark.parametrize("format", [CSR, CSC, COO], ids=str)
 def test_traced_structure(format):
     """Slices and single rows of a matrix that is an argument of jit."""

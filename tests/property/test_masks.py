@@ -387,6 +387,19 @@ def test_errors(call, words):
         call()
 
 
+def test_names_of_other_libraries():
+    for name, words in {
+        "create_block_mask": "from_function",
+        "and_masks": "intersection",
+        "or_masks": "union",
+        "sliding_window": "band",
+    }.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': the nearest is {words}"):
+            getattr(masks, name)
+    with pytest.raises(AttributeError, match="no attribute 'other'$"):
+        _ = masks.other
+
+
 def test_plot():
     pytest.importorskip("matplotlib")
     small = masks.plot(masks.band(20, 3)).images[0].get_array()
