@@ -160,7 +160,7 @@ def data_dir():
 
 # Folders of tests whose programs XLA compiles with few optimizations: their work is in our kernels,
 # which XLA does not touch. Other tests see its optimizations, as users do.
-QUICKLY_COMPILED = ("emulated", "grad", "nn", "oracle", "property")
+QUICKLY_COMPILED = ("emulated", "errors", "grad", "nn", "oracle", "property")
 
 
 @pytest.fixture(autouse=True, scope="module")

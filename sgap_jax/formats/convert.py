@@ -345,19 +345,13 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
     if format.modes != A.format.modes:
         other_offsets, other_indices, permutation = transposed
         inverse = structure.invert_permutation(permutation)
-        values, transposed = _moved(values, permutation), (offsets, indices, inverse)
+        values, transposed = structure.moved(values, permutation), (offsets, indices, inverse)
         offsets, indices = other_offsets, other_indices
     index_arrays: tuple[Any, ...] = ((), (offsets, indices))
     if format.is_coordinate:
         index_arrays = (_outer_coordinates(offsets, A.nnz), (indices,))
     fields = structure.as_fields(index_arrays, transposed, checked=A.is_checked)
     return replace(A, values=values, **fields, format=format)
-
-
-@partial(jax.jit, inline=True)
-def _moved(values: Any, source: Any) -> jax.Array:
-    """The stored values at the positions `source`."""
-    return structure.whole(values)[source]
 
 
 @partial(jax.jit, static_argnames="nnz", inline=True)

@@ -7,6 +7,7 @@ the level above, the segment of that node's children. The nodes of the last leve
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,7 +86,11 @@ def outer_offsets(A: StoredArray) -> jax.Array:
     """[size + 1]: for a matrix with a compressed first level, offsets over all indices of the outer
     dimension, empty ones included."""
     (bounds, outer), (offsets, _) = A.index_arrays
-    size = A.shape[A.format.modes[0]]
+    return _over_all(bounds, outer, offsets, A.shape[A.format.modes[0]])
+
+
+@partial(jax.jit, static_argnames="size", inline=True)
+def _over_all(bounds: Any, outer: Any, offsets: Any, size: int) -> jax.Array:
     lengths = jnp.diff(offsets)
     used = structure.unfolded(bounds[1])
     row = jnp.where(structure.positions(outer.shape[0]) < used, outer, size)

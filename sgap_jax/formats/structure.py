@@ -86,6 +86,12 @@ def whole_but_first(values: jax.Array, parts: Any) -> jax.Array:
     return jax.sharding.reshard(values, sharding.update(spec=spec))
 
 
+@partial(jax.jit, inline=True)
+def moved(values: Any, source: Any) -> jax.Array:
+    """The stored values at the positions `source`."""
+    return whole(values)[source]
+
+
 def in_auto_axes(function: Callable) -> Callable:
     """The function of pytrees of arrays, and of static keywords, whose explicit mesh axes are
     automatic while it runs: JAX would want the sharding of every gather and scatter stated. Under

@@ -138,7 +138,7 @@ def from_pairs(
         values, order = summed.astype(values.dtype), order[first]
         levels = [index[first] for index in levels]
     else:
-        values = values[order]
+        values = structure.moved(values, order)
     offsets = construct.count_offsets(levels[0], shape[0])
     transposed = construct.transpose_structure(offsets, levels[1], shape[1])
     fields = structure.as_fields(((), (offsets, levels[1])), transposed, checked=True)

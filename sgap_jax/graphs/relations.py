@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.graphs.edges import from_pairs, rows_on_host
 from sgap_jax.primitives.spmm import spmm
@@ -121,7 +122,7 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
         lengths = np.diff(offsets)
         rows.append(first_rows[target] + np.repeat(np.arange(A.shape[0]), lengths))
         columns.append(own.astype(np.int64) + before)
-        v = A.values[entries]
+        v = structure.moved(A.values, entries)
         if normalize:
             v = v / np.repeat(lengths, lengths).astype(v.dtype)
         values.append(v)

@@ -260,7 +260,7 @@ def _by_rows(A: SparseArray) -> tuple[Any, Rows]:
     rows = Rows(*structure(base))
     if not by_columns:
         return base.values, rows
-    return structures.whole(base.values)[rows.permutation], rows.transpose()
+    return structures.moved(base.values, rows.permutation), rows.transpose()
 
 
 def _sampled(

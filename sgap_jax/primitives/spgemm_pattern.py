@@ -42,7 +42,8 @@ class Rows(NamedTuple):
         return Rows(*self[2:4], *self[:2], inverse)
 
     def well_formed(self, size: int) -> "Rows":
-        return Rows(*structures.well_formed(self.offsets, self.indices, size), *self[2:])
+        offsets, indices = structures.well_formed(self.offsets, self.indices, size)
+        return self._replace(offsets=offsets, indices=indices)
 
 
 def each_product(a: Rows, b: Rows, step: Any, state: Any) -> Any:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import BCSR, CSR, require_stored
+from sgap_jax.formats.levels import BCSR, CSR, Format, require_stored
 from sgap_jax.primitives._define import as_numbers
 from sgap_jax.primitives.spmm import spmm
 
@@ -92,20 +92,25 @@ class Routing:
         if width < 1 or columns % width:
             raise ValueError(f"{what}: width must divide {columns} columns, got {width}")
         format = require_stored(BCSR(self.block, width), 2, what)
-        rows, experts = self.dispatch.shape[0], self.starts.shape[0] - 1
-        per_row, down = columns // width, rows // self.block
-        checks.check_nnz(rows * columns, what)
-        expert = structure.segment_of_entry(self.starts // self.block, down)
-        used = self.starts[-1] // self.block
-        offsets = jnp.minimum(structure.positions(down + 1), used) * per_row
-        indices = (expert[:, None] * per_row + structure.positions(per_row)[None]).reshape(-1)
-        transposed = structure.transpose_structure(offsets, indices, experts * per_row)
-        return SparseArray(
-            values=jnp.ones((down * per_row, self.block, width), jnp.float32),
-            **structure.as_fields(((), (offsets, indices)), transposed, checked=True),
-            shape=(rows, experts * columns),
-            format=format,
-        )
+        checks.check_nnz(self.dispatch.shape[0] * columns, what)
+        return _topology(self.starts, self.dispatch.shape[0], columns, format)
+
+
+@partial(jax.jit, static_argnames=("rows", "columns", "format"), inline=True)
+def _topology(starts: jax.Array, rows: int, columns: int, format: Format) -> SparseArray:
+    block, width = format.block_shape
+    experts, per_row, down = starts.shape[0] - 1, columns // width, rows // block
+    expert = structure.segment_of_entry(starts // block, down)
+    used = starts[-1] // block
+    offsets = jnp.minimum(structure.positions(down + 1), used) * per_row
+    indices = (expert[:, None] * per_row + structure.positions(per_row)[None]).reshape(-1)
+    transposed = structure.transpose_structure(offsets, indices, experts * per_row)
+    return SparseArray(
+        values=jnp.ones((down * per_row, block, width), jnp.float32),
+        **structure.as_fields(((), (offsets, indices)), transposed, checked=True),
+        shape=(rows, experts * columns),
+        format=format,
+    )
 
 
 def route(

@@ -153,9 +153,8 @@ def test_third_order_of_an_extremum(backend):
     case = BATTERY["empty_rows_at_both_ends"]
     A = array(case, "float64")
     f = lambda v, X: gspmm(A.with_values(v), X, reduce="max", schedule=row_schedule(backend))
-    check_grads(
-        jax.jit(f), (A.values, normal(case.shape[1], 2)), order=3, modes=["fwd", "rev"], eps=1e-5
-    )
+    # Not compiled as a whole: the third derivatives are large programs, the steps are small ones.
+    check_grads(f, (A.values, normal(case.shape[1], 2)), order=3, modes=["fwd", "rev"], eps=1e-5)
 
 
 def test_programs_of_earlier_versions_find_the_arg_extremum_gathers_by_another_name(monkeypatch):

@@ -58,7 +58,8 @@ def is_right(A, case, dtype, *, heads=2, key_heads=1, widths=(8, 5), schedule=No
     scale = options.get("scale") or widths[0] ** -0.5
     causal, lengths = options.get("is_causal", False), options.get("key_value_seq_lengths")
     call = {**options, "schedule": schedule, "return_lse": True}
-    out, lse = sparse_attention(*(cast(x, dtype) for x in (q, k, v)), A, **call)
+    found = sparse_attention(*(cast(x, dtype) for x in (q, k, v)), A, **call)
+    out, lse = map(np.asarray, found)  # JAX would compile each index of each shape
     assert out.dtype == dtype and out.shape == (*q.shape[:3], widths[1])
     assert lse.dtype == (jnp.float64 if dtype == "float64" else jnp.float32)
     terms = np.diff(case.row_offsets).max(initial=0)
