@@ -247,7 +247,7 @@ class SparseArray(Operators):
         `max_fill_in`: a limit, at least 1, on the stored values per entry: ValueError if
         `fill_in(A, format)` is larger, before the values are allocated. None: no limit.
         """
-        return convert.asformat(self, format, max_fill_in)
+        return entries.asformat(self, format, max_fill_in)
 
     def sum(
         self,
@@ -347,6 +347,7 @@ class SparseArray(Operators):
 
     def sum_duplicates(self) -> SparseArray:
         """The same array with each coordinate once, and sorted: A itself where that was checked.
+        The one of `graphs.from_edges(..., duplicates="keep")` has edges that repeat.
         Sums are in float32 at least; also for traced matrices, in the same capacity."""
         return entries.sum_duplicates(self)
 

@@ -491,7 +491,7 @@ def _alike(A: Array, B: Array, what: str) -> Array:
     """B in the format of A."""
     if A.shape != B.shape:
         raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
-    return convert.asformat(B, A.format)
+    return entries.asformat(B, A.format)
 
 
 def _same_arrays(A: StoredArray, B: StoredArray) -> bool:

@@ -14,13 +14,16 @@ from sgap_jax.formats import convert, interop, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.graphs.edges import from_pairs
 from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.row_reduce import row_sum
 
 
 def add_self_loops(A: SparseArray) -> SparseArray:
     """A + I in CSR: every node also receives its own message. A diagonal value that is stored
-    already gets 1 added (in a bool matrix it becomes True).
+    already gets 1 added (in a bool matrix it becomes True). Edges that repeat
+    (`graphs.from_edges(..., duplicates="keep")`) do so in the result; of loops that repeat the
+    first one gets it.
 
     Differentiable in A's values. Works under jit too: where the structure is traced, its diagonal
     entries cannot be counted, so the result has a capacity of A.nnz + n, with the padding last.
@@ -55,10 +58,15 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     with jax.core.eval_context():
         places = replace(A, values=positions.reshape(A.values.shape))
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
-    nodes = np.arange(n)
-    coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
-    values = jnp.append(own[entry], jnp.ones(n, A.dtype))
-    return SparseArray.from_coordinates(coordinates, values, A.shape)
+    (loops,) = np.nonzero(rows == columns)
+    nodes, first = np.unique(rows[loops], return_index=True)
+    missing = np.setdiff1d(np.arange(n), nodes)
+    one, at = jnp.ones((), A.dtype), own[entry].at[loops[first]]
+    values = jnp.append(
+        at.max(one) if A.dtype == bool else at.add(one), jnp.ones(len(missing), A.dtype)
+    )
+    rows, columns = (np.append(x, missing) for x in (rows, columns))
+    return from_pairs(rows, columns, values, A.shape, "keep", "add_self_loops")[0]
 
 
 @jax.jit
