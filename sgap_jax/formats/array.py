@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.export
+import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import (
@@ -366,9 +367,39 @@ class SparseArray(Operators):
         checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
+    def trace(self, offset: int = 0) -> jax.Array:
+        """The sum of a diagonal, `A.diagonal(offset).sum()`."""
+        return self.diagonal(offset).sum()
+
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
         return convert.todense(self)
+
+    toarray = todense
+
+    def multiply(self, other: Any) -> SparseArray:
+        """A * other, entry by entry, as SciPy names it."""
+        return self * other
+
+    def conj(self) -> SparseArray:
+        """The complex conjugate: A itself where its dtype is real."""
+        complex_ = jnp.issubdtype(self.dtype, jnp.complexfloating)
+        return self.with_values(jnp.conj(self.values)) if complex_ else self
+
+    @property
+    def H(self) -> SparseArray:
+        """The conjugate transpose, `A.T.conj()`: of a real A its transpose, which shares all."""
+        return self.T.conj()
+
+    @property
+    def real(self) -> SparseArray:
+        """The real parts of the values, in A's structure."""
+        return self.with_values(jnp.real(self.values))
+
+    @property
+    def imag(self) -> SparseArray:
+        """The imaginary parts of the values, in A's structure."""
+        return self.with_values(jnp.imag(self.values))
 
     def to_scipy(self) -> Any:
         """A SciPy csr_array, csc_array or coo_array, or a bsr_array for vectors and blocks that

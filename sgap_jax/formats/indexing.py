@@ -127,7 +127,8 @@ def _selectors(A: StoredArray, index: Any) -> list[_Selector]:
     if arrays > 1 or (arrays and A.ndim > 2 and any(s.drops for s in selectors)):
         raise IndexError(
             f"{_WHAT}: expected one index array at most, got {arrays} and {A.ndim} dimensions; "
-            "A[I][:, J] selects rows and columns, A.todense()[I, J] pairs of them"
+            "A[I][:, J] selects rows and columns, A.todense()[I, J] pairs of them (a large A: "
+            "A.to_scipy()[I, J], outside jit)"
         )
     return selectors
 
@@ -163,7 +164,8 @@ def _selector(x: Any, size: int, what: str) -> _Selector:
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim > 1:
         raise IndexError(
             f"{what}: expected integers of one dimension at most, got {array.dtype} of shape "
-            f"{list(array.shape)}"
+            f"{list(array.shape)}; A[I][:, J] is A[np.ix_(I, J)], the submatrix of rows I and "
+            "columns J"
         )
     if checks.is_traced(array):
         return _Selector(array.reshape(-1), array.ndim == 0)

@@ -6,6 +6,9 @@ stored if any of its rows has an entry, so all V of its rows see that key. The d
 each mask by its entries in CSR.
 """
 
+import typing as _typing
+
+from sgap_jax.formats.checks import no_attribute as _no_attribute
 from sgap_jax.masks.build import from_function as from_function
 from sgap_jax.masks.patterns import band as band
 from sgap_jax.masks.patterns import band_and_random as band_and_random
@@ -18,3 +21,12 @@ from sgap_jax.masks.plot import plot as plot
 from sgap_jax.masks.sets import causal as causal
 from sgap_jax.masks.sets import intersection as intersection
 from sgap_jax.masks.sets import union as union
+
+_INSTEAD = {
+    "create_block_mask": "from_function(mask_mod, (L, S))",
+    "full": "band(L, 2 * L + 1), which stores every pair; dense attention is faster",
+    "sliding_window": "band(L, window)",
+}
+
+if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
+    __getattr__ = _no_attribute(__name__, _INSTEAD)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from scipy.sparse import issparse
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
@@ -379,7 +380,11 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     """`x` as an array of `shape`, in which a string stands for any size."""
     if hasattr(x, "todense"):  # a SparseArray, a SciPy array, JAX's BCOO or BCSR
         kind = type(x).__name__
-        raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
+        nearest = f"{name}.todense() is"
+        if op in ("spmm", "spmv"):
+            made = f"SparseArray.from_scipy({name})" if issparse(x) else name
+            nearest += f"; A @ {made} is the product of two sparse matrices"
+        raise TypeError(f"{op}: {name} must be dense, got a {kind}; {nearest}")
     x = as_numbers(op, name, x)
     fits = x.ndim == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)
