@@ -71,7 +71,7 @@ def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
         values = at.max(one) if A.dtype == bool else at.add(one)
     values = jnp.append(values, jnp.ones(len(missing), A.dtype))
     rows, columns = (np.append(x, missing) for x in (rows, columns))
-    return from_pairs(rows, columns, values, A.shape, "keep", "add_self_loops")[0]
+    return from_pairs(rows, columns, values, (n, n), "keep", "add_self_loops")[0]
 
 
 @jax.jit

@@ -162,12 +162,14 @@ def test_what_is_said_to_be_there_is_there(name):
     assert eval(expression, globals() | names) is not None
 
 
-@pytest.mark.parametrize("module", ["graphs", "linalg", "masks", "nn"])
+@pytest.mark.parametrize("module", [".", ".graphs", ".linalg", ".masks", ".nn"])
 def test_modules_name_what_is_there(module):
     """Names that others have are refused with one that begins with a name of the module, or of the
     package, or is an expression of these."""
-    room = importlib.import_module(f"sgap_jax.{module}")
+    room = importlib.import_module(f"sgap_jax{module}".rstrip("."))
     for name, nearest in room._INSTEAD.items():
+        if nearest.startswith("import "):  # sgap_jax.nn, which another test may have imported
+            continue
         with pytest.raises(AttributeError, match=f"no attribute '{name}': the nearest is"):
             getattr(room, name)
         found = re.findall(r"[A-Za-z_]\w*", nearest)
