@@ -1,5 +1,6 @@
 """Sparse tensor algebra for JAX, where formats and schedules are values."""
 
+import typing as _typing
 from importlib.metadata import version as _version
 
 from sgap_jax import graphs as graphs
@@ -12,6 +13,7 @@ from sgap_jax.calibration import calibrated_machine as _calibrated_machine
 from sgap_jax.explanation import explain as explain
 from sgap_jax.explanation import explain_einsum as explain_einsum
 from sgap_jax.formats.array import SparseArray as SparseArray
+from sgap_jax.formats.checks import no_attribute as _no_attribute
 from sgap_jax.formats.compose import block as block
 from sgap_jax.formats.compose import block_diag as block_diag
 from sgap_jax.formats.compose import diags as diags
@@ -86,3 +88,15 @@ __version__ = _version("sgap_jax")
 _set_machine(_calibrated_machine())
 _set_failing(_failing_here)
 _computed_with(_valid, _transposed)
+
+_INSTEAD = {
+    "bmat": "block(blocks)",
+    "coo_array": "SparseArray.from_coordinates(coordinates, values, shape)",
+    "csc_array": "SparseArray.from_scipy(a, format=CSC)",
+    "csr_array": "SparseArray.from_scipy(a), or SparseArray.from_arrays(values, offsets, columns)",
+    "identity": "eye(n)",
+    "nn": "import sgap_jax.nn, which needs Flax",
+}
+
+if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
+    __getattr__ = _no_attribute(__name__, _INSTEAD)

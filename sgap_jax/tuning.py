@@ -318,7 +318,7 @@ def _problem(run: Callable, operands: tuple) -> Problem:
             raise
     raise NotImplementedError(
         "tune: no operation in `run` asks a kernel to obey `schedule`; pass it on, or name the "
-        "candidates"
+        "candidates, as for spgemm: [None, HashRows(), HashRows(sorted=False)]"
     )
 
 

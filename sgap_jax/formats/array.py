@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.export
+import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import (
@@ -252,7 +253,7 @@ class SparseArray(Operators):
         `max_fill_in`: a limit, at least 1, on the stored values per entry: ValueError if
         `fill_in(A, format)` is larger, before the values are allocated. None: no limit.
         """
-        return convert.asformat(self, format, max_fill_in)
+        return entries.asformat(self, format, max_fill_in)
 
     def sum(
         self,
@@ -352,6 +353,7 @@ class SparseArray(Operators):
 
     def sum_duplicates(self) -> SparseArray:
         """The same array with each coordinate once, and sorted: A itself where that was checked.
+        The one of `graphs.from_edges(..., duplicates="keep")` has edges that repeat.
         Sums are in float32 at least; also for traced matrices, in the same capacity."""
         return entries.sum_duplicates(self)
 
@@ -370,9 +372,39 @@ class SparseArray(Operators):
         checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
+    def trace(self, offset: int = 0) -> jax.Array:
+        """The sum of a diagonal, `A.diagonal(offset).sum()`."""
+        return self.diagonal(offset).sum()
+
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
         return convert.todense(self)
+
+    toarray = todense
+
+    def multiply(self, other: Any) -> SparseArray:
+        """A * other, entry by entry, as SciPy names it."""
+        return self * other
+
+    def conj(self) -> SparseArray:
+        """The complex conjugate: A itself where its dtype is real."""
+        complex_ = jnp.issubdtype(self.dtype, jnp.complexfloating)
+        return self.with_values(jnp.conj(self.values)) if complex_ else self
+
+    @property
+    def H(self) -> SparseArray:
+        """The conjugate transpose, `A.T.conj()`: of a real A its transpose, which shares all."""
+        return self.T.conj()
+
+    @property
+    def real(self) -> SparseArray:
+        """The real parts of the values, in A's structure."""
+        return self.with_values(jnp.real(self.values))
+
+    @property
+    def imag(self) -> SparseArray:
+        """The imaginary parts of the values, in A's structure."""
+        return self.with_values(jnp.imag(self.values))
 
     def to_scipy(self) -> Any:
         """A SciPy csr_array, csc_array or coo_array, or a bsr_array for vectors and blocks that

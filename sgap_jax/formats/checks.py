@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,16 @@ def check_callable(function: Any, example: Sequence, what: str, advice: str = ""
         needed = [p for p in signature.parameters.values() if p.default is p.empty]
         advised = advice if len(needed) == 4 else ""
         raise ValueError(f"{what}, got one of {signature}{advised}") from None
+
+
+def no_attribute(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a module: names that others have, and what there is in their place."""
+
+    def refuse(name: str) -> NoReturn:
+        advice = f": the nearest is {instead[name]}" if name in instead else ""
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{advice}")
+
+    return refuse
 
 
 def check_flag(flag: Any, name: str, what: str) -> bool:
@@ -258,7 +268,8 @@ def check_compressed(
         raise ValueError(
             f"{what}: {names[1]}[{position}]: expected more than {indices[position - 1]} "
             f"(sorted, no duplicates within segment {row}), got {indices[position]}; "
-            "SparseArray.from_scipy and from_coordinates sort and sum"
+            "SparseArray.from_scipy and from_coordinates sort and sum, and "
+            "graphs.from_edges(..., duplicates='keep') keeps each (a bag of words with repeats)"
         )
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import capacity, checks, construct, convert
-from sgap_jax.formats.levels import COO, CSR, Format, require_stored
+from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 from sgap_jax.formats.row_statistics import PatternStatistics
 from sgap_jax.formats.stored import Array, StoredArray
 
@@ -85,6 +85,18 @@ def sum_duplicates(A: Array) -> Array:
     what = "SparseArray.sum_duplicates"
     coordinates, values = convert.entries(A, f"{what}: A")
     return _listed(A, coordinates, values, A.shape, A.format, what)
+
+
+def asformat(A: Array, format: Format | str, max_fill_in: Any = None) -> Array:
+    """`convert.asformat`; formats that store each coordinate once get the sum of those that repeat
+    in a concrete A."""
+    format = require_stored(format, A.ndim, "SparseArray.asformat")
+    by_entry = A.ndim == 2 and (format in (CSR, CSC) or format.is_coordinate)
+    once = A.is_checked or A.format.block_shape or A.format.dense_modes
+    index_arrays = [x for level in A.index_arrays for x in level]
+    if not (once or by_entry or format == A.format or checks.is_traced(*index_arrays)):
+        A = sum_duplicates(A)
+    return convert.asformat(A, format, max_fill_in)
 
 
 def eliminate_zeros(A: Array, nse: Any) -> Array:

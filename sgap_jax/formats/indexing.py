@@ -60,15 +60,17 @@ def rows(A: Array, index: Any, nse: Any) -> Array:
     if drops:
         raise IndexError(f"{what}: index: expected a slice or a 1-d array, got {index!r}")
     count = len(positions) if isinstance(positions, range) else positions.shape[0]
-    known = A.is_checked and not _is_traced(A)
+    known = not _is_traced(A)
     if nse is None and not known and count != 1:
         raise ValueError(
-            f"{what}: nse: the structure is traced, or nobody checked it, so how much these rows "
-            "store is not known; pass nse, how many entries the result can store"
+            f"{what}: nse: the structure is traced, so how much these rows store is not known; "
+            "pass nse, how many entries the result can store. Outside jit, "
+            f"A.rows(slice(0, {count})).nnz is enough for consecutive rows, "
+            f"{count} * int(A.row_lengths.max()) for any"
         )
     nse = _most(A, positions, count, known) if nse is None else checks.check_count(nse, "nse", what)
     checks.check_nnz(nse, what)
-    if known and not checks.is_traced(positions):
+    if known and A.is_checked and not checks.is_traced(positions):
         format = CSR if A.format != COO else COO
         levels, values = _gathered(_by_rows(A), np.asarray(positions, np.int64))
         shape = count, A.shape[1]
@@ -103,7 +105,8 @@ def _most(A: StoredArray, positions: Any, count: int, known: bool) -> int:
 def _offsets_of_rows(A: StoredArray) -> np.ndarray:
     """[rows + 1]: how many entries there are before each row of a concrete matrix."""
     if A.format == CSR:
-        return np.asarray(A.index_arrays[1][0])
+        offsets = np.asarray(A.index_arrays[1][0])
+        return offsets if A.is_checked else np.maximum.accumulate(offsets.clip(0, A.nnz))
     with structure.concrete():
         pattern = replace(A, values=jnp.zeros(A.values.shape, jnp.bool_))
     (found, _), _ = convert.entries(pattern, _WHAT)
@@ -146,7 +149,9 @@ def _selector(x: Any, size: int, what: str) -> _Selector:
         if checks.is_traced(x.start, x.stop, x.step):
             raise IndexError(
                 f"{what}: expected bounds of a slice that are known: how long it is is a static "
-                "size; the nearest is A.rows(start + jnp.arange(k)), with k rows"
+                "size; the nearest is A.rows(start + jnp.arange(k), nse=n), with k rows and room "
+                "for n entries; outside jit, A.rows(slice(0, k)).nnz is enough for any k "
+                "consecutive rows"
             )
         try:
             return _Selector(range(*x.indices(size)))
@@ -170,7 +175,8 @@ def _selector(x: Any, size: int, what: str) -> _Selector:
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim > 1:
         raise IndexError(
             f"{what}: expected integers of one dimension at most, got {array.dtype} of shape "
-            f"{list(array.shape)}"
+            f"{list(array.shape)}; A[I][:, J] is A[np.ix_(I, J)], the submatrix of rows I and "
+            "columns J"
         )
     if checks.is_traced(array):
         return _Selector(array.reshape(-1), array.ndim == 0)
@@ -193,7 +199,8 @@ def _of_mask(mask: Any, size: int, what: str) -> np.ndarray:
     if checks.is_traced(mask):
         raise IndexError(
             f"{what}: a mask that is traced: how many it selects is a static size; the nearest is "
-            f"A.rows(jnp.flatnonzero(mask, size=k, fill_value={size})), with k rows"
+            f"A.rows(jnp.flatnonzero(mask, size=k, fill_value={size}), nse=n), with k rows and "
+            "room for n entries"
         )
     return np.flatnonzero(np.asarray(mask))
 

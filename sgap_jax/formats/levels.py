@@ -264,8 +264,9 @@ def as_format(format: Any, what: str) -> Format:
             pass
     if not isinstance(format, Format):
         raise ValueError(
-            f'{what}: format: expected a Format or its text, such as "CSR" or "CVS(8)", '
-            f"got {format!r}"
+            f'{what}: format: expected a Format or its text: "CSR", "CSC", "COO", "CSF(3)" (of '
+            '3 dimensions; "CSF(2)" is DCSR), "CVS(8)" (vectors) or "BCSR(2, 2)" (blocks, '
+            f"SciPy's BSR), got {format!r}"
         )
     return format
 

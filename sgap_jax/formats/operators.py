@@ -41,13 +41,11 @@ _DENSE = "A.todense(), which has it"
 
 # For each refused name an expression to use instead; some go on with ", which ..." or ", or ...".
 INSTEAD = {
-    "H": "A.T.with_values(jnp.conj(A.values))",
     "all": _DENSE,
     "any": _DENSE,
     "at": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
     "col": "A.asformat(COO).column_indices",
-    "conj": "A.with_values(jnp.conj(A.values))",
-    "conjugate": "A.with_values(jnp.conj(A.values))",
+    "conjugate": "A.conj()",
     "coords": "A.coordinates()",
     "copy": "A, which nothing can write to",
     "count_nonzero": "jnp.count_nonzero(A.todense()), or A.nnz, which counts what is stored",
@@ -58,21 +56,17 @@ INSTEAD = {
     "getnnz": "A.nnz, or A.row_lengths",
     "getrow": "A[i:i + 1]",
     "has_sorted_indices": "A.checked(), which fails where they are not",
-    "imag": "A.with_values(jnp.imag(A.values))",
     "indices": "A.column_indices, or A.row_indices of CSC",
     "indptr": "A.row_offsets, or A.column_offsets of CSC",
     "mT": "A.T",
-    "multiply": "A * B, or A * x for a dense x",
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
     "power": "A**n",
     "prod": _DENSE,
     "ravel": "A.reshape(-1)",
-    "real": "A.with_values(jnp.real(A.values))",
     "row": "A.asformat(COO).row_indices",
     "size": "A.nnz, or math.prod(A.shape)",
     "sort_indices": "A.asformat(COO).asformat(CSR), or A itself, which constructors sort",
     "std": _DENSE,
-    "toarray": "A.todense(), or A.to_scipy().toarray()",
     "tobsr": "A.asformat(BCSR(r, c))",
     "tocoo": "A.asformat(COO)",
     "tocsc": "A.asformat(CSC)",
@@ -80,7 +74,6 @@ INSTEAD = {
     "todia": "A.to_scipy().todia()",
     "todok": "A.to_scipy().todok()",
     "tolil": "A.to_scipy().tolil()",
-    "trace": "A.diagonal().sum()",
     "transpose": "A.T",
     "var": _DENSE,
 }
@@ -492,7 +485,7 @@ def _alike(A: Array, B: Array, what: str) -> Array:
     """B in the format of A."""
     if A.shape != B.shape:
         raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
-    return convert.asformat(B, A.format)
+    return entries.asformat(B, A.format)
 
 
 def _same_arrays(A: StoredArray, B: StoredArray) -> bool:

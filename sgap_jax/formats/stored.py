@@ -161,9 +161,10 @@ class StoredArray:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the index arrays are known to be valid (static): True for concrete constructors,
-        for `checked()`, and for what is derived from these. False for arrays made inside jit or
-        given to the bare constructor; operations then ignore entries that are not valid."""
+        """Whether the index arrays are known to be valid, sorted and without repeats (static): True
+        for concrete constructors, for `checked()`, and for what is derived from these. False for
+        arrays made inside jit or given to the bare constructor, of which operations ignore entries
+        that are not valid, and for graphs that keep repeated edges."""
         levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in self.index_arrays if x)
         other = self.__dict__["transposed"]
         return levels and isinstance(other, _CHECKED_TRANSPOSES)

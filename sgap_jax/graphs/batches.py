@@ -74,7 +74,7 @@ def batch(
     """
     what = "batch"
     offsets, columns, values, firsts = [np.zeros(1, np.int32)], [], [], [0]
-    entries = 0
+    entries, once = 0, True
     for graph in graphs:
         own_offsets, own_columns, order = rows_on_host(graph, what)
         n = graph.shape[0]
@@ -85,6 +85,7 @@ def batch(
         values.append(np.asarray(graph.values)[order])
         firsts.append(firsts[-1] + n)
         entries += own_columns.shape[0]
+        once &= graph.is_checked
     nodes = check_capacity(num_nodes, firsts[-1], "num_nodes", what)
     room = check_capacity(nse, entries, "nse", what)
     count = check_capacity(num_graphs, len(values), "num_graphs", what)
@@ -96,7 +97,7 @@ def batch(
     ones = np.ones(firsts[-1], np.float32)
     members = np.arange(firsts[-1], dtype=np.int32)
     return GraphBatch(
-        graph=of_capacity(joined, rows, all_columns, (nodes, nodes), room),
+        graph=of_capacity(joined, rows, all_columns, (nodes, nodes), room, checked=once),
         membership=of_capacity(ones, of_graphs, members, (count, nodes), nodes),
     )
 

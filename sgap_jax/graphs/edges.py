@@ -66,10 +66,10 @@ def from_edges(
       dtype: of the result.
 
     Returns:
-      A SparseArray [targets, sources] in CSR, or with `return_perm` (A, perm). With entries that
-      repeat, message passing, products with dense matrices, `sddmm`, softmax and reductions take
-      each entry for itself; `checked()` refuses them, and sums and products of sparse matrices may
-      merge them.
+      A SparseArray [targets, sources] in CSR, or with `return_perm` (A, perm). If edges repeat in
+      it (`is_checked` is then False), what works on entries takes each edge for itself: message
+      passing, softmax, `aggregate`, `gsddmm`, `row_sum`, `A.rows`. What works on elements, as the
+      algebra of matrices does, sees the sum of repeated edges. See docs/formats.md.
 
     Raises:
       ValueError: edge_index is traced, not [2, E] or out of range; duplicates with "error".
@@ -141,7 +141,9 @@ def from_pairs(
         values = structure.moved(values, order)
     offsets = construct.count_offsets(levels[0], shape[0])
     transposed = construct.transpose_structure(offsets, levels[1], shape[1])
-    fields = structure.as_fields(((), (offsets, levels[1])), transposed, checked=True)
+    # Of a checked structure other operations take for granted that no entry repeats.
+    once = duplicates != "keep" or bool(first.all())
+    fields = structure.as_fields(((), (offsets, levels[1])), transposed, checked=once)
     statistics = row_statistics.of_pattern(offsets, transposed[0])
     with structure.concrete():  # the structure is concrete under jit too
         fields = structure.placed(fields) | {"statistics": statistics}
@@ -150,7 +152,7 @@ def from_pairs(
 
 def rows_on_host(A: Any, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(offsets [m + 1], columns, entries) of a concrete matrix by rows, in NumPy and without
-    padding; an entry is its position in A's values."""
+    padding; an entry is its position in A's values. Entries may repeat where A is unchecked."""
     if not isinstance(A, SparseArray):
         raise TypeError(f"{what}: expected a SparseArray, got {type(A).__name__}")
     if A.ndim != 2 or A.format.block_shape:
@@ -161,7 +163,7 @@ def rows_on_host(A: Any, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         return offsets, columns[: offsets[-1]], np.arange(offsets[-1], dtype=np.int32)
     S = A.with_values(np.arange(A.nnz, dtype=np.int32)).asformat(CSR)
     if not A.is_checked:
-        S = S.checked()
+        S = S.checked(sorted=False)
     offsets = np.asarray(S.row_offsets)
     used = int(offsets[-1])
     return offsets, np.asarray(S.column_indices)[:used], np.asarray(S.values)[:used]
@@ -174,10 +176,12 @@ def of_capacity(
     shape: tuple[int, int],
     nse: int,
     transposed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    *,
+    checked: bool = True,
 ) -> SparseArray:
     """A matrix in CSR from NumPy arrays that are valid, with room for `nse` entries. `transposed`
-    is its `construct.transpose_structure`, if known. It has no statistics of its pattern: all of
-    these sizes are one type to jit."""
+    is its `construct.transpose_structure`, if known; `checked` is False where entries may repeat.
+    It has no statistics of its pattern: all of these sizes are one type to jit."""
     used = columns.shape[0]
     padding = nse - used
     columns = np.pad(columns.astype(np.int32, copy=False), (0, padding))
@@ -187,7 +191,7 @@ def of_capacity(
         across, rows, permutation = transposed
         last = np.arange(used, nse, dtype=np.int32)
         transposed = across, np.pad(rows, (0, padding)), np.concatenate([permutation, last])
-    fields = structure.as_fields(((), (offsets, columns)), transposed, checked=True)
+    fields = structure.as_fields(((), (offsets, columns)), transposed, checked=checked)
     with structure.concrete():
         fields = structure.placed(fields)
         values = jnp.asarray(np.pad(np.asarray(values), (0, padding)))
@@ -259,5 +263,6 @@ def induced_subgraph(
     own = construct.count_offsets(row[inside], n)
     order, column, transposed = construct.sort_rows(own, column[inside], n)
     entry = entries[place[inside][order]]
-    B = of_capacity(np.asarray(A.values)[entry], own, column, (n, n), nse, transposed)
+    values, once = np.asarray(A.values)[entry], A.is_checked
+    B = of_capacity(values, own, column, (n, n), nse, transposed, checked=once)
     return B, np.pad(entry, (0, nse - entry.shape[0]))

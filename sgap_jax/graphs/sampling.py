@@ -71,6 +71,7 @@ class NeighborSampler:
     ) -> None:
         what = "NeighborSampler"
         self._offsets, self._columns, self._entries = rows_on_host(graph, what)
+        self._once = graph.is_checked
         n, k = graph.shape
         if n != k:
             raise ValueError(f"{what}: graph must be square, got shape {graph.shape}")
@@ -150,7 +151,9 @@ class NeighborSampler:
         order, column, transposed = construct.sort_rows(offsets, self._local[source], k)
         entry = self._entries[picked[order]]
         room = min(m * fanout, self._entries.shape[0])  # each node is a target once
-        block = of_capacity(self._values[entry], offsets, column, (m, k), room, transposed)
+        block = of_capacity(
+            self._values[entry], offsets, column, (m, k), room, transposed, checked=self._once
+        )
         return block, np.pad(entry, (0, room - entry.shape[0])), new
 
     def _picked(self, targets: np.ndarray, fanout: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@ preconditioners, triangular systems, norms, eigenvalues, powers, exponentials.""
 
 import typing as _typing
 
+from sgap_jax.formats.checks import no_attribute as _no_attribute
 from sgap_jax.linalg.krylov import bicgstab as bicgstab
 from sgap_jax.linalg.krylov import cg as cg
 from sgap_jax.linalg.krylov import gmres as gmres
@@ -20,13 +21,15 @@ from sgap_jax.linalg.triangular import triangular_solve as triangular_solve
 
 _SOLVERS = "cg, gmres or bicgstab with a preconditioner, such as ilu(A)"
 _INSTEAD = {
-    "LinearOperator": "a function of a vector, which the solvers take in the place of A",
+    "LinearOperator": "a function of a vector, which cg, gmres and bicgstab take in the place of A",
     "eigs": "power_iteration(A)",
     "eigsh": "lobpcg(A, X), or power_iteration(A, symmetric=True)",
     "expm": "expm_multiply(A, B)",
     "factorized": _SOLVERS,
     "inv": _SOLVERS,
+    "lsqr": "cg(lambda x: A.T @ (A @ x), A.T @ b), of the normal equations",
     "minres": _SOLVERS,
+    "onenormest": "norm(A, 1), which is exact",
     "spilu": "ilu(A)",
     "splu": "ilu(A), which is incomplete",
     "spsolve": _SOLVERS + "; triangular_solve for a triangle",
@@ -35,7 +38,4 @@ _INSTEAD = {
 }
 
 if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
-
-    def __getattr__(name: str) -> _typing.Any:
-        advice = f": the nearest is {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"module 'sgap_jax.linalg' has no attribute {name!r}{advice}")
+    __getattr__ = _no_attribute(__name__, _INSTEAD)

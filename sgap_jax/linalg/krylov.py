@@ -27,6 +27,7 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Operator | None = None,
+    rtol: float | None = None,
 ) -> tuple[jax.Array, None]:
     """Conjugate gradients: x with A x = b, for a Hermitian positive definite A.
 
@@ -41,14 +42,16 @@ def cg(
       maxiter: static; 10 n by default.
       M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)`, `ichol(A)` and
         `chebyshev(A)`; Hermitian positive definite.
+      rtol: SciPy's name of `tol`, in its place if given.
 
     Returns:
       (x, None): x as b, in the promoted dtype of A and b; there is no flag of success, as in JAX.
+      Whether it converged says `jnp.linalg.norm(b - A @ x) <= tol * jnp.linalg.norm(b)`.
 
     Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
     Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).
     """
-    return _solved("cg", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter)
+    return _solved("cg", A, b, x0, M, rtol, tol=tol, atol=atol, maxiter=maxiter)
 
 
 def bicgstab(
@@ -60,13 +63,14 @@ def bicgstab(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Operator | None = None,
+    rtol: float | None = None,
 ) -> tuple[jax.Array, None]:
     """Stabilized biconjugate gradients, for any invertible A; else as `cg`.
 
     Its gradient takes a solve with A^T. Source: `jax.scipy.sparse.linalg.bicgstab`; van der Vorst
     (1992).
     """
-    return _solved("bicgstab", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter)
+    return _solved("bicgstab", A, b, x0, M, rtol, tol=tol, atol=atol, maxiter=maxiter)
 
 
 def gmres(
@@ -79,6 +83,7 @@ def gmres(
     restart: int = 20,
     maxiter: int | None = None,
     M: Operator | None = None,
+    rtol: float | None = None,
     solve_method: Literal["batched", "incremental"] = "batched",
 ) -> tuple[jax.Array, None]:
     """Generalized minimal residuals, for any invertible A; else as `cg`.
@@ -88,10 +93,14 @@ def gmres(
     Saad and Schultz (1986).
     """
     own = dict(restart=restart, solve_method=solve_method)
-    return _solved("gmres", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter, **own)
+    return _solved("gmres", A, b, x0, M, rtol, tol=tol, atol=atol, maxiter=maxiter, **own)
 
 
-def _solved(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[jax.Array, None]:
+def _solved(
+    op: str, A: Any, b: Any, x0: Any, M: Any, rtol: Any, **options: Any
+) -> tuple[jax.Array, None]:
+    if rtol is not None:
+        options["tol"] = rtol
     A = check_operator(op, A, "A")
     b = check_right_side(op, A, b)
     M = None if M is None else check_operator(op, M, "M")

@@ -20,7 +20,11 @@ from sgap_jax.primitives.spgemm import spgemm
 
 
 def norm(
-    A: SparseArray, ord: float | Literal["fro"] | None = None, axis: int | None = None
+    A: SparseArray,
+    ord: float | Literal["fro"] | None = None,
+    axis: int | None = None,
+    *,
+    keepdims: bool = False,
 ) -> jax.Array:
     """A norm of a sparse matrix, or of each column (axis=0) or row (axis=1).
 
@@ -29,6 +33,7 @@ def norm(
       ord: of the matrix None or "fro" (root of the sum of squares), 1 and inf (greatest sum of
         absolute values of a column, of a row), -1 and -inf (least); of vectors None or 2, 1, inf.
       axis: None, 0 or 1 (-1, -2).
+      keepdims: keep the axes along which norms are taken, with size 1.
 
     Returns [], or [n] or [m], real and floating. Differentiable in the values; the derivative of a
     root at zero is zero. Sums are in float32 at least. ValueError for another ord or axis,
@@ -38,6 +43,9 @@ def norm(
     """
     op = "norm"
     check_sparse(op, "A", A)
+    if checks.check_flag(keepdims, "keepdims", op):
+        found = norm(A, ord, axis)
+        return found.reshape(1, 1) if axis is None else jnp.expand_dims(found, axis)
     dtype = floating(op, A)
     real = jnp.finfo(dtype).dtype
     A = abs(A.sum_duplicates().astype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype))

@@ -8,6 +8,7 @@ each mask by its entries in CSR.
 
 import typing as _typing
 
+from sgap_jax.formats.checks import no_attribute as _no_attribute
 from sgap_jax.masks.build import from_function as from_function
 from sgap_jax.masks.patterns import band as band
 from sgap_jax.masks.patterns import band_and_random as band_and_random
@@ -26,6 +27,7 @@ _INSTEAD = {
     "and_masks": "intersection(a, b)",
     "create_block_mask": _FUNCTION + ", with format=CVS(V) for vectors of V queries",
     "create_mask": _FUNCTION,
+    "full": "band(L, 2 * L), which stores every pair; dense attention is faster",
     "local": "band(L, width)",
     "noop_mask": "band(L, 2 * L)",
     "or_masks": "union(a, b)",
@@ -33,7 +35,4 @@ _INSTEAD = {
 }
 
 if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
-
-    def __getattr__(name: str) -> _typing.Any:
-        advice = f": the nearest is {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"module 'sgap_jax.masks' has no attribute {name!r}{advice}")
+    __getattr__ = _no_attribute(__name__, _INSTEAD)

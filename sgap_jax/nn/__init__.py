@@ -1,6 +1,8 @@
 """Layers for Flax nnx on sparse weights, graphs, attention patterns and experts; `nn.linen` has
 them for linen. Flax comes with the extra `sgap_jax[nn]`; `import sgap_jax` does without it."""
 
+import typing as _typing
+
 try:
     import flax as flax
 except ModuleNotFoundError as error:
@@ -8,6 +10,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("sgap_jax.nn needs flax: pip install 'sgap_jax[nn]'") from error
 
+from sgap_jax.formats.checks import no_attribute as _no_attribute
 from sgap_jax.nn.adjacency import add_self_loops as add_self_loops
 from sgap_jax.nn.adjacency import normalize_adjacency as normalize_adjacency
 from sgap_jax.nn.attend import alibi_slopes as alibi_slopes
@@ -39,3 +42,14 @@ from sgap_jax.nn.rigl import rigl_step as rigl_step
 from sgap_jax.nn.sage import SAGEConv as SAGEConv
 from sgap_jax.nn.sparsify import sparsify as sparsify
 from sgap_jax.nn.structure import Structure as Structure
+
+_INSTEAD = {
+    "EmbeddingBag": "gspmm with a SparseArray of bags x words (docs/recipes)",
+    "GATConv": "GraphAttention",
+    "GCNConv": "GraphConv, with normalize_adjacency(A)",
+    "GraphSAGE": "SAGEConv",
+    "SparseDense": "SparseLinear",
+}
+
+if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
+    __getattr__ = _no_attribute(__name__, _INSTEAD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +12,26 @@ import scipy.sparse
 
 from sgap_jax.formats import convert, interop, structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import is_traced
+from sgap_jax.formats.checks import check_flag, is_traced
 from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.graphs.edges import from_pairs
 from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.row_reduce import row_sum
 
 
-def add_self_loops(A: SparseArray) -> SparseArray:
+def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
     """A + I in CSR: every node also receives its own message. A diagonal value that is stored
-    already gets 1 added (in a bool matrix it becomes True).
+    already gets 1 added (in a bool matrix it becomes True). Edges that repeat
+    (`graphs.from_edges(..., duplicates="keep")`) do so in the result; of loops that repeat the
+    first one gets it.
 
     Differentiable in A's values. Works under jit too: where the structure is traced, its diagonal
     entries cannot be counted, so the result has a capacity of A.nnz + n, with the padding last.
 
     Args:
       A: [n, n] of any format; values and structure may be traced.
+      remaining: only nodes that store no loop get one, and stored loops stay as they are: PyG's
+        `add_remaining_self_loops`.
 
     Returns:
       A SparseArray in CSR of A's dtype.
@@ -37,6 +42,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
     check_square("add_self_loops", A)
+    remaining = check_flag(remaining, "remaining", "add_self_loops")
     n, positions = A.shape[0], np.arange(A.values.size, dtype=np.int32)
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
@@ -45,26 +51,34 @@ def add_self_loops(A: SparseArray) -> SparseArray:
             T = S.asformat(CSC)
             S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(n, n), format=CSC)
             S = S.asformat(CSR)
-        offsets, columns, entry, loop = _with_diagonal(*convert.compressed(S))
+        offsets, columns, entry, loop, missing = _with_diagonal(*convert.compressed(S))
         values = jnp.zeros(columns.shape, A.dtype)
         values = values.at[entry].set(own[S.values], mode="drop")
         at, one = values.at[loop], jnp.ones((), A.dtype)
+        one = missing.astype(A.dtype) if remaining else one
         values = at.max(one) if A.dtype == bool else at.add(one)
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
     # The values may be traced: the conversion gets their positions as values instead.
     with jax.core.eval_context():
         places = replace(A, values=positions.reshape(A.values.shape))
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
-    nodes = np.arange(n)
-    coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
-    values = jnp.append(own[entry], jnp.ones(n, A.dtype))
-    return SparseArray.from_coordinates(coordinates, values, A.shape)
+    (loops,) = np.nonzero(rows == columns)
+    nodes, first = np.unique(rows[loops], return_index=True)
+    missing = np.setdiff1d(np.arange(n), nodes)
+    values, one = own[entry], jnp.ones((), A.dtype)
+    if not remaining:
+        at = values.at[loops[first]]
+        values = at.max(one) if A.dtype == bool else at.add(one)
+    values = jnp.append(values, jnp.ones(len(missing), A.dtype))
+    rows, columns = (np.append(x, missing) for x in (rows, columns))
+    return from_pairs(rows, columns, values, (n, n), "keep", "add_self_loops")[0]
 
 
 @jax.jit
-def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any]:
-    """(offsets, columns, entry, loop): the CSR arrays with the diagonal, the new position of each
-    entry (of padding: past the end), and the position of each row's diagonal entry."""
+def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """(offsets, columns, entry, loop, missing): the CSR arrays with the diagonal, the new position
+    of each entry (of padding: past the end), the position of each row's diagonal entry, and 1 where
+    that is new."""
     n, count = offsets.shape[0] - 1, columns.shape[0]
     place, row = structure.positions(count), structure.segment_of_entry(offsets, count)
     stored, zeros = place < offsets[-1], jnp.zeros(n, jnp.int32)
@@ -75,29 +89,40 @@ def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any]:
     entry = jnp.where(stored, entry, count + n)
     loop = offsets[:-1] + before[:-1] + times(columns < row)
     whole = jnp.zeros(count + n, jnp.int32).at[entry].set(columns, mode="drop")
-    return offsets + before, whole.at[loop].set(structure.positions(n)), entry, loop
+    return offsets + before, whole.at[loop].set(structure.positions(n)), entry, loop, missing
 
 
-def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArray:
+def normalize_adjacency(
+    A: SparseArray,
+    *,
+    self_loops: bool | Literal["remaining"] = True,
+    degrees: Literal["both", "rows"] = "both",
+) -> SparseArray:
     """The propagation matrix of a graph convolution, to be computed once for a graph.
 
         D^-1/2 (A + I) D^-1/2,   D = diag of the row sums of A + I
 
-    A directed graph has the row sums on the left and the column sums on the right. A node whose
-    sum is not positive gets zeros.
+    A directed graph has the row sums on the left and the column sums on the right, unless `degrees`
+    says otherwise. A node whose sum is not positive gets zeros. PyG's `gcn_norm` is
+    `normalize_adjacency(A, self_loops="remaining", degrees="rows")`; the two agree on undirected
+    graphs without loops.
 
     Args:
       A: square, of any format; entries are edge weights (1 for an edge) of a floating dtype. Row i
         stores an entry (i, j) for each edge along which j sends to i. Values and structure may be
         traced.
-      self_loops: add I; without it, D^-1/2 A D^-1/2.
+      self_loops: add I; without it, D^-1/2 A D^-1/2. "remaining": only nodes that store no loop
+        get one.
+      degrees: "both": D of the rows on the left, of the columns on the right; "rows": that of the
+        rows (of the edges that arrive) on both sides.
 
     Returns:
       A SparseArray in CSR of A's dtype; sums and roots in float32 at least. Differentiable in A's
       values.
 
     Raises:
-      TypeError: A is not a SparseArray. ValueError: A is not square or has integer entries.
+      TypeError: A is not a SparseArray. ValueError: A is not square or has integer entries; another
+        self_loops or degrees.
 
     Source: Kipf and Welling, ICLR 2017, equation 2 and section 2.
     """
@@ -105,10 +130,18 @@ def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArr
     check_square(op, A)
     if not jnp.issubdtype(A.dtype, jnp.floating):
         raise ValueError(f"{op}: A: expected a floating dtype, got {A.dtype}; A.astype(...)")
-    A = add_self_loops(A) if self_loops else A.asformat(CSR)
+    if not isinstance(self_loops, bool | np.bool_) and self_loops != "remaining":
+        raise ValueError(
+            f"{op}: self_loops: expected True, False or 'remaining', got {self_loops!r}"
+        )
+    if degrees not in ("both", "rows"):
+        raise ValueError(f"{op}: degrees: expected 'both' or 'rows', got {degrees!r}")
+    remaining = isinstance(self_loops, str)
+    A = add_self_loops(A, remaining=remaining) if self_loops else A.asformat(CSR)
     wide = A.astype(accumulator(A.dtype))
     rows, columns = wide.coordinates()
-    left, right = (_inverse_root(row_sum(S)) for S in (wide, wide.T))
+    left = _inverse_root(row_sum(wide))
+    right = left if degrees == "rows" else _inverse_root(row_sum(wide.T))
     # Padding has coordinates past the end: clipped, it gets any value.
     scaled = left.at[rows].get(mode="clip") * wide.values * right.at[columns].get(mode="clip")
     return A.with_values(scaled.astype(A.dtype))

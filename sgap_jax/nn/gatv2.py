@@ -65,6 +65,9 @@ class GATv2Conv(nnx.Module):
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
         given without edge_features or the other way round.
 
+    Values of the graph are ignored, so an edge with a value of 2 counts once. Edges that repeat
+    count as often if `graphs.from_edges(..., duplicates="keep")` made the graph.
+
     Source: Brody et al., ICLR 2022, equation 7.
     """
 

@@ -35,6 +35,8 @@ class GINConv(nnx.Module):
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x does not fit the graph.
 
+    Values of the graph are ignored, as by `SAGEConv`: `duplicates="keep"` counts repeated edges.
+
     Source: Xu et al., ICLR 2019, equation 4.1.
     """
 

@@ -64,6 +64,8 @@ class GraphAttention(nnx.Module):
       TypeError: graph is not a SparseArray. ValueError: graph is not square, or x does not fit it
         or in_features.
 
+    Values of the graph are ignored, as by `SAGEConv`: `duplicates="keep"` counts repeated edges.
+
     Source: Velickovic et al., ICLR 2018, equations 1 to 6.
     """
 

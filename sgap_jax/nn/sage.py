@@ -48,6 +48,9 @@ class SAGEConv(nnx.Module):
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x does not fit the graph or in_features.
 
+    Values of the graph are ignored, so an edge with a value of 2 counts once. Edges that repeat
+    count as often if `graphs.from_edges(..., duplicates="keep")` made the graph.
+
     Source: Hamilton et al., NeurIPS 2017, algorithm 1 (concatenation, written as a sum of two
     products).
     """

@@ -128,7 +128,8 @@ def _stacked(op: str, path: tuple[Any, ...], layer: Any) -> np.ndarray:
         if kernel.ndim != 2:
             raise ValueError(
                 f"{op}: {name}: kernel: expected a matrix, got shape {kernel.shape}; "
-                "sparsify layers before nnx.vmap stacks them"
+                "layers that nnx.vmap has stacked have no sparse form; a list of layers, called in "
+                "a loop, has"
             )
         mask = layer.mask[...] if isinstance(layer, MaskedLinear) else None
         kept = kernel if mask is None else np.where(mask, kernel, np.zeros((), kernel.dtype))

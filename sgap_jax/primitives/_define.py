@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from scipy.sparse import issparse
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
@@ -405,7 +406,11 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     number of axes."""
     if hasattr(x, "todense"):  # a SparseArray, a SciPy array, JAX's BCOO or BCSR
         kind = type(x).__name__
-        raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
+        nearest = f"{name}.todense() is"
+        if op in ("spmm", "spmv"):
+            made = f"SparseArray.from_scipy({name})" if issparse(x) else name
+            nearest += f"; A @ {made} is the product of two sparse matrices"
+        raise TypeError(f"{op}: {name} must be dense, got a {kind}; {nearest}")
     x = as_numbers(op, name, x)
     open_ended = shape[-1:] == ("...",)
     named = shape[:-1] if open_ended else shape

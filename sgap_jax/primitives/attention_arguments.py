@@ -137,9 +137,12 @@ def as_bias(op: str, bias: Any, stored: tuple[int, ...], q: Any) -> jax.Array:
     )
     if not fits or not jnp.issubdtype(bias.dtype, jnp.floating):
         values = ", ".join(map(str, stored))
+        L = q.shape[1]
+        dense = len(stored) == 1 and bias.ndim >= 2 and bias.shape[-2] == L and lead is not None
+        advice = "; of a dense one, bias[..., *pattern.coordinates()] is that of the entries"
         raise ValueError(
             f"{op}: bias must be floats of shape [{values}], [{H}, {values}] or "
-            f"[{B}, {H}, {values}], got {list(bias.shape)} of {bias.dtype}"
+            f"[{B}, {H}, {values}], got {list(bias.shape)} of {bias.dtype}{advice if dense else ''}"
         )
     assert lead is not None
     return bias.reshape(*(1,) * (2 - len(lead)), *bias.shape).astype(wide)

@@ -61,9 +61,10 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
     sparse = [i for i, x in enumerate(operands) if isinstance(x, SparseArray)]
     if len(sparse) != 1:
         raise ValueError(
-            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; several are "
-            "for sums, and of the same indices in the same order (A @ B multiplies two matrices); "
-            "jnp.einsum is for none, A.todense() for all but one"
+            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; products of "
+            "several are evaluate('C(i,k) = A(i,j) * B(j,k)', A=A, B=B), or A @ B of two matrices; "
+            "sums of several (reduction='sum') are of the same indices in the same order; "
+            "jnp.einsum is for none"
         )
     require_unbatched(operands[sparse[0]], f"einsum: {factors[sparse[0]]!r}")
     return sparse[0], factors, output

@@ -56,9 +56,12 @@ class Schedule:
     @classmethod
     def _read(cls, text: str) -> Schedule | None:
         """The schedule of this class that prints as `text`, or None. This reads a call with named
-        fields, as dataclasses print; a class with another `__str__` overrides it."""
+        fields, as dataclasses print, or the name of the class alone; a class with another `__str__`
+        overrides it."""
         try:
             call = ast.parse(text.strip(), mode="eval").body
+            if isinstance(call, ast.Name):
+                call = ast.Call(call, [], [])
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
                 return None
             if call.func.id != cls.__name__:

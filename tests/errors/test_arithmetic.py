@@ -1,5 +1,6 @@
 """Operators, sums and slices of a sparse array that are refused, and what they say instead."""
 
+import importlib
 import math  # noqa: F401
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sgap_jax
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray  # noqa: F401
 from sgap_jax.formats.operators import INSTEAD
 
@@ -89,7 +91,7 @@ def batch(A):
         (lambda: A[OTHER], IndexError, ["SparseArray"]),
         (lambda: A[0, 0, 0], IndexError, ["up to 2 indices", "got 3"]),
         (lambda: A[..., ...], IndexError, ["one ellipsis"]),
-        (lambda: A[[0, 1], [0, 1]], IndexError, ["one index array", "A[I][:, J]"]),
+        (lambda: A[[0, 1], [0, 1, 2]], IndexError, ["of one length", "A[I][:, J]"]),
         (lambda: T[0, :, [0, 1]], IndexError, ["one index array"]),
         (lambda: A[DENSE > 0], IndexError, ["mask of shape [5]", "[5, 4]"]),
         (lambda: jax.jit(lambda m: A[m].values)(np.ones(5, bool)), IndexError, ["flatnonzero"]),
@@ -124,7 +126,7 @@ def batch(A):
         (lambda: A // 2, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: DENSE % A, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: bool(A), ValueError, ["neither true nor false", "A.nnz > 0"]),
-        (lambda: A.toarray(), AttributeError, ["A.todense()"]),
+        (lambda: A.todok(), AttributeError, ["A.to_scipy().todok()"]),
         (lambda: A.tocsc(), AttributeError, ["A.asformat(CSC)"]),
         (lambda: A.size, AttributeError, ["A.nnz", "math.prod(A.shape)"]),
         (lambda: A.power(2), AttributeError, ["A**n"]),
@@ -146,7 +148,7 @@ def test_objects_are_equal_by_identity():
     assert A == A and A != OTHER and A is not None and A != "A" and A in (None, A)
     assert {A: 1}[A] == 1
     # Names of others that say what to write are not there.
-    assert not hasattr(A, "toarray") and getattr(A, "copy", None) is None
+    assert not hasattr(A, "todok") and getattr(A, "copy", None) is None
 
 
 @pytest.mark.parametrize("name", sorted(INSTEAD))
@@ -158,3 +160,19 @@ def test_what_is_said_to_be_there_is_there(name):
     B = A if name == "multiply" else A.T.todense()
     names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "p": 0, "s": 0.0, "x": 1.0}
     assert eval(expression, globals() | names) is not None
+
+
+@pytest.mark.parametrize("module", [".", ".graphs", ".linalg", ".masks", ".nn"])
+def test_modules_name_what_is_there(module):
+    """Names that others have are refused with one that begins with a name of the module, or of the
+    package, or is an expression of these."""
+    room = importlib.import_module(f"sgap_jax{module}".rstrip("."))
+    for name, nearest in room._INSTEAD.items():
+        if nearest.startswith("import "):  # sgap_jax.nn, which another test may have imported
+            continue
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': the nearest is"):
+            getattr(room, name)
+        found = re.findall(r"[A-Za-z_]\w*", nearest)
+        assert any(hasattr(room, word) or hasattr(sgap_jax, word) for word in found), nearest
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'$"):
+        _ = room.no_such_name

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
-from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, nn
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, graphs, nn
 
 N, IN, OUT = 11, 6, 5
 
@@ -71,6 +71,27 @@ def test_self_loops():
     ints = nn.add_self_loops(SparseArray.from_dense((A != 0).astype(np.int32)))
     assert ints.dtype == np.int32
     close(ints.todense(), (A != 0) + np.eye(N))
+
+
+def test_normalization_of_pyg():
+    """`gcn_norm` as PyG has it, on edges: a directed graph with loops and edges that repeat."""
+    sources, targets = np.random.default_rng(3).integers(0, 9, (2, 40))
+    weights = np.random.default_rng(4).random(40) + 0.1
+    A = graphs.from_edges([sources, targets], weights, num_nodes=9, duplicates="keep", dtype=float)
+    missing = np.setdiff1d(np.arange(9), sources[sources == targets])
+    assert 0 < len(missing) < 9
+    sources, targets = np.append(sources, missing), np.append(targets, missing)
+    weights = np.append(weights, np.ones(len(missing)))
+    root = np.bincount(targets, weights, 9) ** -0.5
+    expected = np.zeros((9, 9))
+    np.add.at(expected, (targets, sources), root[sources] * weights * root[targets])
+    own = lambda A: nn.normalize_adjacency(A, self_loops="remaining", degrees="rows")
+    close(own(A).todense(), expected)
+    close(jax.jit(own)(A).todense(), expected)
+    assert own(A).nnz == 40 + len(missing)
+    for wrong in ({"self_loops": "all"}, {"degrees": "columns"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
+            nn.normalize_adjacency(A, **wrong)
 
 
 def test_adjacency_under_jit():

@@ -267,3 +267,20 @@ def test_nan_stays_where_it_is_stored():
     np.testing.assert_array_equal((A - B).todense(), a - np.eye(2, 3, 1))
     np.testing.assert_array_equal(A.sum(0), [np.nan, np.inf, 1])
     assert np.isnan(A.sum()) and A[1:].sum() == np.inf and row_sum(A[1:])[0] == np.inf
+
+
+def test_names_of_scipy():
+    rng = np.random.default_rng(0)
+    dense = rng.standard_normal((4, 4)) + 1j * rng.standard_normal((4, 4))
+    dense[rng.random((4, 4)) < 0.4] = 0
+    A = SparseArray.from_dense(dense)
+    peer = A.to_scipy()
+    for name in ("H", "real", "imag"):
+        expected = peer.T.conj() if name == "H" else getattr(peer, name)
+        same(getattr(A, name), expected.toarray())
+    same(A.conj(), peer.conj().toarray())
+    np.testing.assert_allclose(A.multiply(A).todense(), dense * dense)
+    np.testing.assert_array_equal(A.toarray(), dense)
+    np.testing.assert_allclose([A.trace(), A.trace(1)], [dense.trace(), dense.trace(1)])
+    R = A.real
+    assert R.dtype == np.float64 and R.conj() is R and R.H.values is R.values

@@ -291,7 +291,7 @@ def test_several_sparse_operands_of_the_same_indices():
     np.testing.assert_array_equal(found, np.stack([total, 2 * total]))
     with pytest.raises(ValueError, match="of the same indices in the same order"):
         einsum("ij,jk->ik", A, sparse(dense[0].T, CSR))
-    with pytest.raises(ValueError, match="several are for sums"):
+    with pytest.raises(ValueError, match="several are evaluate"):
         einsum("ij,ij->i", A, B, reduction="max")
     with pytest.raises(ValueError, match="has shapes"):
         einsum("ij,ij->i", A, sparse(dense[0].T, CSR))

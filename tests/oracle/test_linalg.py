@@ -250,6 +250,15 @@ def test_message(call, error, words):
         assert word in str(caught.value)
 
 
+def test_norms_keep_dimensions():
+    dense = np.float64([[3, 0, 0], [4, 0, 1]])
+    A = SparseArray.from_dense(dense)
+    for axis, shape in ((None, (1, 1)), (0, (1, 3)), (1, (2, 1)), (-1, (2, 1))):
+        found = linalg.norm(A, axis=axis, keepdims=True)
+        assert found.shape == shape
+        np.testing.assert_allclose(found, np.linalg.norm(dense, axis=axis, keepdims=True))
+
+
 def test_norms_of_narrow_dtypes_are_summed_in_wider_ones():
     A = SparseArray.from_dense(np.float16([[300, 0], [0, 300]]))
     assert linalg.norm(A).dtype == np.float16
@@ -268,5 +277,7 @@ def test_solvers_of_narrow_dtypes_of_nothing_and_of_wrong_arguments():
             solver(A, b, M=SparseArray.from_dense(np.eye(2)))
         with pytest.raises((TypeError, ValueError), match="maxiter"):
             solver(A, b, maxiter="a")
+        far = solver(A, b, rtol=2.0)[0]  # SciPy's name of tol: zeros are near enough
+        assert not np.asarray(far, np.float32).any()
     with pytest.raises(ValueError, match="restart"):
         linalg.gmres(A, b, restart=0)
