@@ -104,7 +104,7 @@ def batch(A):
         (lambda: batch(A)[0], ValueError, ["batched", "jax.vmap"]),
         (lambda: A[::0], IndexError, ["step cannot be zero"]),
         (lambda: A[0.5:], IndexError, ["integers in a slice"]),
-        (lambda: jax.jit(lambda i: A[i:])(1), IndexError, ["A.rows(start + jnp.arange(k))"]),
+        (lambda: jax.jit(lambda i: A[i:])(1), IndexError, ["A.rows(start + jnp.arange(k), nse=n)"]),
         (lambda: A.asformat(CVS(2))[1:], IndexError, ["here 2", "1:5", "asformat(CSR)"]),
         (lambda: A.asformat(CVS(2))[:1], IndexError, ["multiples", "0:1"]),
         (lambda: list(A), TypeError, ["not iterable", "A[i:i + k]", "A.to_scipy()"]),
