@@ -129,8 +129,8 @@ void BackwardGroups(const AttentionBackwardArgs& args, const BackwardPlace& plac
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
     BeginKeys(args, sums, columns, keys);
     block.Products(args, at, left_q, p, run.end);
-    Groups::Dots(left_dout, block.groups, args.padded_value_depth, block.values, block.padded,
-                 slopes, [](int) {});
+    Groups::Dots(left_dout, block.seen, args.padded_value_depth, block.values, block.padded, slopes,
+                 [](int) {});
     block.ForGroups(args, at, p, curbs, [&](int g, const AttentionRows& own, const auto& terms) {
       const int first = Groups::At(g, 0);
       Differentiate(terms, block.padded, Load<Acc, kRows>(rows.lse + g * kRows),
@@ -139,11 +139,11 @@ void BackwardGroups(const AttentionBackwardArgs& args, const BackwardPlace& plac
                     rows.dbias ? rows.dbias + p * args.length + g * kRows : nullptr, term_sums,
                     curbs + first, slopes + first);
     });
-    Groups::AddKeys(slopes, block.groups, block.keys, block.count, args.padded_depth, rows.dq,
+    Groups::AddKeys(slopes, block.seen, block.keys, block.count, args.padded_depth, rows.dq,
                     rows.dq_row);
-    Groups::AddRows(block.scores, block.groups, v_targets, block.count, args.padded_value_depth,
+    Groups::AddRows(block.scores, block.seen, v_targets, block.count, args.padded_value_depth,
                     rows.dout, rows.dout_row);
-    Groups::AddRows(slopes, block.groups, k_targets, block.count, args.padded_depth, rows.q,
+    Groups::AddRows(slopes, block.seen, k_targets, block.count, args.padded_depth, rows.q,
                     args.padded_depth);
     run.begin += block.count;
     if (run.begin == run.end) run = NextRun(args, place.keys, run.end, end);

@@ -21,22 +21,40 @@ struct RowGroups {
   // Where the scores of a key with the rows of a group begin.
   static constexpr int At(int group, int key) { return (group * kMostKeys + key) * kRows; }
 
+  // How many of a block's keys, the first ones, some row of a group sees. No group sees fewer than
+  // one before it: that of the diagonal of a causal mask would take twice the products it needs.
+  struct Seen {
+    int groups;
+    int keys[kMost];
+
+    // The first group that sees key j or a later one.
+    int FirstOf(int j) const {
+      int g = 0;
+      while (g < groups && keys[g] <= j) ++g;
+      return g;
+    }
+  };
+
   // scores = rows . keys, with keys in fours up to `padded`, of which `prefetch(j)` is called some
-  // way ahead. left [groups, depth, kRows]: each group as AttentionTile::Interleave leaves it.
+  // way ahead; those that a group does not see are left as they are. left [groups, depth, kRows]:
+  // each group as AttentionTile::Interleave leaves it.
   template <typename Ahead>
-  static void Dots(const Acc* left, int groups, int64_t depth, const Acc* const* keys, int padded,
-                   Acc* scores, Ahead&& prefetch) {
+  static void Dots(const Acc* left, const Seen& seen, int64_t depth, const Acc* const* keys,
+                   int padded, Acc* scores, Ahead&& prefetch) {
     for (int j = 0; j < padded; j += kTogether) {
       prefetch(j + kAhead);
-      ForTiles(groups, [&](auto count, int g) {
+      const int first = seen.FirstOf(j);
+      ForTiles(seen.groups - first, [&](auto count, int i) {
+        const int g = first + i;
         DotsAt<decltype(count)::value>(left + g * depth * kRows, depth, keys + j,
                                        scores + At(g, j));
       });
     }
   }
 
-  // target[row] += sum over keys of weights(key, row) * values[key], for all rows of the groups.
-  static void AddKeys(const Acc* weights, int groups, const Acc* const* values, int count,
+  // target[row] += sum over keys of weights(key, row) * values[key], for all rows of the groups and
+  // the keys that they see.
+  static void AddKeys(const Acc* weights, const Seen& seen, const Acc* const* values, int count,
                       int64_t depth, Acc* target, int64_t stride) {
     alignas(64) Acc panel[kMostKeys * kColumns * kRows];
     ForTiles(int(depth / kRows), [&](auto columns, int first) {
@@ -47,27 +65,31 @@ struct RowGroups {
           Store<Acc, kRows>(panel + j * kWide + c, x);
         }
       }
-      for (int row = 0; row < groups * kRows; row += kTogether) {
-        AddKeysAt<decltype(columns)::value>(weights + At(row / kRows, 0) + row % kRows, panel,
-                                            count, target + row * stride + first * kRows, stride);
+      for (int row = 0; row < seen.groups * kRows; row += kTogether) {
+        const int group = row / kRows, own = seen.keys[group] < count ? seen.keys[group] : count;
+        AddKeysAt<decltype(columns)::value>(weights + At(group, 0) + row % kRows, panel, own,
+                                            target + row * stride + first * kRows, stride);
       }
     });
   }
 
-  // keys[key] += sum over the rows of the groups of weights(key, row) * rows[row]. Keys may come
-  // again: nobody has checked a traced structure.
-  static void AddRows(const Acc* weights, int groups, Acc* const* keys, int count, int64_t depth,
-                      const Acc* rows, int64_t stride) {
+  // keys[key] += sum over the rows of the groups that see it of weights(key, row) * rows[row]. Keys
+  // may come again: nobody has checked a traced structure.
+  static void AddRows(const Acc* weights, const Seen& seen, Acc* const* keys, int count,
+                      int64_t depth, const Acc* rows, int64_t stride) {
     ForTiles(int(depth / kRows), [&](auto columns, int first) {
       constexpr int kOf = decltype(columns)::value;
-      const Acc* own = rows + first * kRows;
+      const auto add = [&](auto together, int j) {
+        const int g = seen.FirstOf(j);
+        const Acc* own = rows + g * kRows * stride + first * kRows;
+        AddRowsAt<decltype(together)::value, kOf>(weights + At(g, j), seen.groups - g, keys + j,
+                                                  first * kRows, own, stride);
+      };
       int j = 0;
       for (; j + kTogether <= count; j += kTogether) {
-        AddRowsAt<kTogether, kOf>(weights + At(0, j), groups, keys + j, first * kRows, own, stride);
+        add(std::integral_constant<int, kTogether>(), j);
       }
-      for (; j < count; ++j) {
-        AddRowsAt<1, kOf>(weights + At(0, j), groups, keys + j, first * kRows, own, stride);
-      }
+      for (; j < count; ++j) add(std::integral_constant<int, 1>(), j);
     });
   }
 
@@ -182,14 +204,15 @@ struct GroupedScores {
   static constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
   using Terms = BlockTerms<Acc, kRows>;
 
-  const int groups;
+  typename Groups::Seen seen;
+  bool masks;         // whether a row may not see a key
   int count, padded;  // keys, and to a whole number of steps
   int known;          // of `keys` and `values`: with those that the next block begins with
   const Acc* keys[kMostKeys + Groups::kAhead];
   const Acc* values[kMostKeys + Groups::kAhead];
   alignas(64) Acc scores[Groups::kMost * kMostKeys * kRows];
 
-  explicit GroupedScores(int of) : groups(of) {}
+  explicit GroupedScores(int groups) : seen{groups, {}} {}
 
   // The dot products of the rows with the vectors [begin, begin + count), count at least 1.
   void Products(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
@@ -206,7 +229,9 @@ struct GroupedScores {
       keys[j] = keys[known - 1];
       values[j] = values[known - 1];
     }
-    Groups::Dots(left, groups, args.padded_depth, keys, padded, scores, [&](int j) {
+    masks = Masks(args, at, begin);
+    FindSeen(args, at, begin);
+    Groups::Dots(left, seen, args.padded_depth, keys, padded, scores, [&](int j) {
       for (int i = j; i < j + Groups::kTogether && i < known; ++i) {
         PrefetchRow(keys[i], args.padded_depth);
         PrefetchRow(values[i], args.padded_value_depth);
@@ -219,8 +244,7 @@ struct GroupedScores {
   template <typename Body>
   void ForGroups(const AttentionProblem& args, const AttentionRows& at, int64_t begin, Acc* curbs,
                  Body&& body) {
-    const bool masks = Masks(args, at, begin);
-    for (int g = 0; g < groups; ++g) {
+    for (int g = 0; g < seen.groups; ++g) {
       const int64_t row = at.row + g * kRows, left = at.height - g * kRows;
       const int64_t height = left < 0 ? 0 : left < kRows ? left : kRows;
       const AttentionRows own{at.batch, at.head, row, height, at.lane + g * kRows, kRows};
@@ -232,6 +256,19 @@ struct GroupedScores {
   }
 
  private:
+  // The order of the columns is not relied on.
+  void FindSeen(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
+    for (int g = 0; g < seen.groups; ++g) seen.keys[g] = padded;
+    if (!masks || !args.is_causal) return;
+    int64_t last = PlaceOfRow(args, at) - 1;
+    int found = 0;
+    for (int g = 0; g < seen.groups; ++g) {
+      last += kRows;
+      for (int j = found; j < count; ++j) found = args.indices[begin + j] <= last ? j + 1 : found;
+      seen.keys[g] = found;
+    }
+  }
+
   // Whether a row may not see a key.
   bool Masks(const AttentionProblem& args, const AttentionRows& at, int64_t begin) const {
     if (!args.is_causal && !args.lengths) return false;

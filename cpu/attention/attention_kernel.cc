@@ -102,8 +102,7 @@ void ForwardGroups(const AttentionProblem& args, const AttentionRows& at, const 
       Store<Acc, kRows>(peaks, peak);
       Store<Acc, kRows>(totals, total);
     });
-    Groups::AddKeys(block.scores, block.groups, block.values, block.count, depth, state.sums,
-                    depth);
+    Groups::AddKeys(block.scores, block.seen, block.values, block.count, depth, state.sums, depth);
   }
 }
 
