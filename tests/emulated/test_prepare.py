@@ -183,6 +183,25 @@ def test_the_order_of_preparing_is_of_no_matter():
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def test_lists_that_no_launch_takes():
+    A, B = array(CASE, "float32"), drawn(CASE.shape[1], 8)
+    P = prepare(A, lambda A: spmm(A, B, schedule=POINT))
+    (made,), named = P.transposed.lists, P.transposed.keys
+    for lists, keys, words in (
+        ((made.astype(jnp.float32),), named, r"expected int32 \[96\], got float32 \[96\]"),
+        ((made.astype(jnp.int16),), named, r"expected int32 \[96\], got int16 \[96\]"),
+        ((made[:8],), named, r"expected int32 \[96\], got int32 \[8\]"),
+        ((None,), named, r"expected int32 \[96\], got NoneType"),
+        ((), named, "expected 1, one for each key, got 0"),
+        ((made,), (), "expected 0, one for each key, got 1"),
+    ):
+        wrong = replace(P, transposed=replace(P.transposed, lists=lists, keys=keys))
+        with pytest.raises(ValueError, match=f"SparseArray: lists of pieces: {words}"):
+            spmm(wrong, B)
+    none = replace(P, transposed=replace(P.transposed, lists=(), keys=()))
+    np.testing.assert_array_equal(none @ B, A @ B)
+
+
 def test_gradients_of_sampled_products_too():
     loss, A, arrays = sampled, array(CASE, "float32"), (drawn(CASE.shape[0], 8), drawn(90, 8))
     grads = jax.grad(lambda A, X, Y: sampled(A, X, Y, POINT), (1, 2))
