@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.stored import ListKey, PreparedTranspose
+from sgap_jax.formats.structure import concrete, on_no_mesh, placed
 from sgap_jax.launch import launch
 from sgap_jax.launch.row_pieces import WorkList
 from sgap_jax.primitives._define import check_sparse, structure
@@ -32,8 +34,9 @@ def prepare(A: SparseArray, function: Callable, *args: Any, **kwargs: Any) -> Sp
     as before. The lists of a product have 4 (m + nnz / chunk) numbers and a few more.
 
     The function is lowered for CUDA as `explain` does, with a GPU here or not; it is not run.
-    Prepare for gradients with a function that takes them: `prepare(A, jax.grad(loss), ...)`. Lists
-    that A has already stay.
+    Prepare for gradients with a function that takes them, by arrays: A has integer leaves. For
+    `loss(A, values, B)` that is `prepare(A, jax.grad(loss, (1, 2)), A.values, B)`. Lists that A has
+    already stay.
 
     Args:
       A: a matrix in CSR, CSC, CVS or BCSR whose index arrays are concrete and were checked.
@@ -47,7 +50,8 @@ def prepare(A: SparseArray, function: Callable, *args: Any, **kwargs: Any) -> Sp
       ValueError: A is traced, unchecked or in another format. Also what the function raises.
     """
     check_sparse("prepare", "A", A)
-    if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
+    index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
+    if is_traced(*index_arrays):
         raise ValueError(
             "prepare: A: expected concrete index arrays, got traced ones; programs make the lists "
             "of what they make themselves"
@@ -60,20 +64,27 @@ def prepare(A: SparseArray, function: Callable, *args: Any, **kwargs: Any) -> Sp
     with launch.collected(), asked() as wanted:
         program = jax.jit(lambda A, *args: function(A, *args, **kwargs))
         program.trace(A, *args).lower(lowering_platforms=("cuda",))
-    arrays, before = structure(by_rows(A)[0]), A.transposed
+    before = A.transposed
     assert before is not None
     kept = {}
     if isinstance(before, PreparedTranspose):
         kept = dict(zip(before.keys, before.lists, strict=True))
-    found = kept | {
-        key: made for key in wanted if key not in kept and (made := _list(key, arrays)) is not None
-    }
+    with concrete():  # under jit and in shard_map too
+        # The values, which may be traced, are not looked at.
+        no_values = dataclasses.replace(A, values=np.zeros(A.values.shape, bool))
+        arrays = structure(by_rows(no_values)[0])
+        made = {key: _list(key, arrays) for key in wanted if key not in kept}
+        # As in `asformat`: lists of index arrays that are on no mesh are on none.
+        if all(map(on_no_mesh, index_arrays)):
+            made = placed(made)
+    found = kept | {key: work for key, work in made.items() if work is not None}
     if found.keys() == kept.keys():
         return A
+    found = dict(sorted(found.items()))  # pytrees do not differ by what was asked first
     offsets, indices, permutation = before
     keys, lists = tuple(found.keys()), tuple(found.values())
-    made = PreparedTranspose(offsets, indices, permutation, lists, keys)
-    return dataclasses.replace(A, transposed=made)
+    transposed = PreparedTranspose(offsets, indices, permutation, lists, keys)
+    return dataclasses.replace(A, transposed=transposed)
 
 
 def _list(key: ListKey, arrays: tuple) -> Any:

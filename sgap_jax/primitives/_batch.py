@@ -244,7 +244,7 @@ def register_lowerings(
 def ffi_lowering(target: str, ctx: Any, operands: Sequence, **attrs: Any) -> Any:
     """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
     layouts = [tuple(reversed(range(x.type.rank))) for x in operands]
-    results = [_batched(aval, _structures.get()) for aval in ctx.avals_out]
+    results = [of_all_structures(aval) for aval in ctx.avals_out]
     ctx = ctx.replace(avals_in=[None] * len(operands), avals_out=results)
     return jax.ffi.ffi_lowering(target, operand_layouts=layouts)(ctx, *operands, **attrs)
 
@@ -284,6 +284,11 @@ def launched_on_host(
 
     with schedule._host_launches() as run, launch.handed_to(partial(lower, run)):
         return launches(ctx, operands, params | {"schedule": schedule._inner})
+
+
+def of_all_structures(aval: Any) -> Any:
+    """The aval of a result of the call that is being lowered, from that of one structure."""
+    return _batched(aval, _structures.get())
 
 
 def _batched(aval: Any, structures: int) -> Any:

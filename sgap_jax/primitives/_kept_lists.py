@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Primitive
 
 from sgap_jax.formats.stored import ListKey, PreparedTranspose
-from sgap_jax.launch.row_pieces import WorkList
+from sgap_jax.launch.row_pieces import FIELDS, WorkList
 
 # Primitives that take lists, or whose derivatives do.
 _TAKING: set[Primitive] = set()
@@ -26,11 +26,25 @@ _asked: ContextVar[dict[ListKey, None] | None] = ContextVar("asked", default=Non
 
 
 def lists_of(A: Any) -> tuple[tuple, dict[str, Any]]:
-    """The lists that a CSR or CVS array keeps, and the parameter that names them."""
+    """The lists that a CSR or CVS array keeps, and the parameter that names them. ValueError for
+    leaves that something else has put there and that no launch could take."""
     found = A.transposed
     if not isinstance(found, PreparedTranspose) or not A.is_checked:
         return (), {}
-    return found.lists, {"lists": found.keys}
+    keys, lists = found.keys, found.lists
+    if len(keys) != len(lists):
+        raise ValueError(
+            f"SparseArray: lists of pieces: expected {len(keys)}, one for each key, "
+            f"got {len(lists)}"
+        )
+    for (_, _, rows, capacity, chunk, least), x in zip(keys, lists, strict=True):
+        size = FIELDS * WorkList(rows, capacity, chunk, least or None).elements
+        dtype, shape = getattr(x, "dtype", type(x).__name__), list(getattr(x, "shape", ()))
+        if dtype != "int32" or shape != [size]:
+            raise ValueError(
+                f"SparseArray: lists of pieces: expected int32 [{size}], got {dtype} {shape}"
+            )
+    return (lists, {"lists": keys}) if keys else ((), {})
 
 
 def taken_off(operands: Sequence, params: dict) -> tuple[Sequence, Sequence, dict]:

@@ -21,6 +21,7 @@ from sgap_jax.primitives._batch import (
     as_cotangent,
     joined,
     mapped_first,
+    of_all_structures,
     structures_of_lowering,
 )
 from sgap_jax.primitives._define import (
@@ -436,7 +437,7 @@ def _backward_cpu(
     if not terms:
         *results, _, _ = ctx.avals_out
         found = ffi_lowering(target, ctx.replace(avals_out=results), given, **attrs, **of)
-        return [*found, *launches.nothing(ctx, ctx.avals_out[-2:])]
+        return [*found, *launches.nothing(ctx, map(of_all_structures, ctx.avals_out[-2:]))]
     target, given = "sgap_attention_backward_cvs_v2", unfused.of_kernel(Backward, operands, terms)
     attrs |= _term_attributes(softcap, dropout)
     return ffi_lowering(target, ctx, given, **attrs, **of)
@@ -491,8 +492,7 @@ def _backward_compact(*operands: Any, **params: Any) -> list:
         attention_backward_p, *unfused.data(x), *compact, **checked
     )
     if params["wrt_bias"]:
-        heads = dbias.reshape(-1, *dbias.shape[2:])
-        dbias = at_places(heads, place).reshape(dbias.shape)
+        dbias = at_places(joined(dbias), place).reshape(dbias.shape)
     return [*grads, dbias, dslopes, dtable]
 
 

@@ -1,11 +1,12 @@
 """The lowerings of attention and its gradients to launches of CUDA kernels."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sgap_jax.formats.row_statistics import RowStatistics
 from sgap_jax.launch.attention import (
@@ -43,7 +44,6 @@ from sgap_jax.primitives.attention_unfused import (
     delta,
     has_terms,
     kept_numbers,
-    no_array,
     of_kernel,
 )
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
@@ -173,11 +173,11 @@ def backward(
     return [rows[0], *keys, ds, *of_all]
 
 
-def nothing(ctx: Any, avals: Sequence) -> list:
-    """Lowered results that a call does not have, [1, 0]."""
+def nothing(ctx: Any, avals: Iterable) -> list:
+    """Lowered results that a call does not have, [1, 0], or [S, 0] for S structures."""
     return [
-        jax_lowering(ctx.replace(avals_out=[aval]), partial(no_array, aval.dtype), (), ())[0]
-        for aval in avals
+        jax_lowering(ctx.replace(avals_out=[a]), partial(jnp.zeros, a.shape, a.dtype), (), ())[0]
+        for a in avals
     ]
 
 

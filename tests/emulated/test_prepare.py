@@ -157,9 +157,54 @@ def test_several_structures_and_shard_map():
     np.testing.assert_array_equal(shared(made[0], B)[0], expected[0])
 
 
+def test_prepared_under_a_mesh_and_under_jit():
+    """The lists are on no mesh and of no trace, as the other index arrays are."""
+    A, B = array(CASE, "float32"), drawn(CASE.shape[1], 8)
+    asked = lambda A: spmm(A, B, schedule=POINT)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        P = prepare(A, asked)
+        captured = jax.shard_map(
+            lambda B: spmm(P, B[0])[None], mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")
+        )
+        many = jax.device_put(np.stack([B, B]), jax.P("x"))
+        assert jax.eval_shape(captured, many).shape == (2, CASE.shape[0], 8)
+    keep = []
+    jax.eval_shape(lambda v: keep.append(prepare(A.with_values(v), asked)), A.values)
+    jax.tree.map(np.testing.assert_array_equal, keep[0].with_values(A.values), P)
+
+
+def test_the_order_of_preparing_is_of_no_matter():
+    A, B, C = array(CASE, "float32"), drawn(CASE.shape[1], 8), drawn(CASE.shape[0], 8)
+    f = lambda A: spmm(A, B, schedule=POINT)
+    g = lambda A: spmm(A, C, transpose=True, schedule=POINT)
+    one, other = prepare(A, lambda A: (f(A), g(A))), prepare(prepare(A, g), f)
+    assert len(one.transposed.keys) == 2
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_lists_that_no_launch_takes():
+    A, B = array(CASE, "float32"), drawn(CASE.shape[1], 8)
+    P = prepare(A, lambda A: spmm(A, B, schedule=POINT))
+    (made,), named = P.transposed.lists, P.transposed.keys
+    for lists, keys, words in (
+        ((made.astype(jnp.float32),), named, r"expected int32 \[96\], got float32 \[96\]"),
+        ((made.astype(jnp.int16),), named, r"expected int32 \[96\], got int16 \[96\]"),
+        ((made[:8],), named, r"expected int32 \[96\], got int32 \[8\]"),
+        ((None,), named, r"expected int32 \[96\], got NoneType"),
+        ((), named, "expected 1, one for each key, got 0"),
+        ((made,), (), "expected 0, one for each key, got 1"),
+    ):
+        wrong = replace(P, transposed=replace(P.transposed, lists=lists, keys=keys))
+        with pytest.raises(ValueError, match=f"SparseArray: lists of pieces: {words}"):
+            spmm(wrong, B)
+    none = replace(P, transposed=replace(P.transposed, lists=(), keys=()))
+    np.testing.assert_array_equal(none @ B, A @ B)
+
+
 def test_gradients_of_sampled_products_too():
     loss, A, arrays = sampled, array(CASE, "float32"), (drawn(CASE.shape[0], 8), drawn(90, 8))
-    grads = lambda A, X, Y: jax.grad(sampled, (1, 2))(A, X, Y, POINT)
+    grads = jax.grad(lambda A, X, Y: sampled(A, X, Y, POINT), (1, 2))
     P = prepare(A, grads, *arrays)
     assert len(P.transposed.keys) == 2 and loss is sampled
     assert prepare(P, grads, *arrays) is P

@@ -274,6 +274,19 @@ def test_vmap_of_every_operand_and_of_the_structure():
         [sparse_attention(q, k, v, A)] * 2,
         1e-12,
     )
+    # Op by op all results of a call must have their shapes, also the gradients that it lacks.
+    of_q = lambda A: jax.grad(lambda q: jnp.sum(jnp.sin(sparse_attention(q, k, v, A))))(q)
+    close(jax.vmap(of_q)(patterns), [of_q(A)] * 2, 1e-12)
+
+
+def test_a_bias_of_no_entries_has_a_gradient():
+    q, offsets, none = jnp.ones((1, 4, 1, 8)), jnp.zeros(5, jnp.int32), jnp.zeros(0, jnp.int32)
+
+    def loss(bias, offsets, columns):
+        A = SparseArray.from_arrays(jnp.ones(0), offsets, columns, shape=(4, 4))
+        return jnp.sum(sparse_attention(q, q, q, A, bias=bias, schedule=Reference()))
+
+    assert jax.jit(jax.grad(loss))(jnp.zeros((1, 0)), offsets, none).shape == (1, 0)
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
