@@ -221,10 +221,9 @@ def from_function(
     or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change, for
     all rows at once, where that is at most a quarter of the pairs and 4 million evaluations.
     Else, where these operations and `//` and `%` by a positive number of ranges of rows and columns
-    say that a block is full or empty, its entries are not evaluated: of `(ids[i] == ids[j]) & (abs(
-    i - j) < 256)` only blocks near the diagonal are, as a lookup says nothing of a block. A
-    function of other operations, or of lookups alone (`block_diagonal` is for that), is evaluated
-    for all L S pairs.
+    say that a block is full or empty, its entries are not evaluated. A function that does anything
+    else, such as looking up the segments of columns in an array (`block_diagonal` is for that), is
+    evaluated for all L S pairs.
 
     Args:
       f: maps rows [r, 1] and columns [1, c] or [r, c], NumPy integers, to booleans [r, c] or what

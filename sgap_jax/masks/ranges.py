@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from sgap_jax.masks.diagonals import COMPARISONS
-
 _MOST = 1 << 62  # of bounds: beyond, integers may have wrapped
 
 
@@ -18,8 +16,7 @@ class _Unknown(Exception):
 
 class _Ranges(NDArrayOperatorsMixin):
     """Integers of which each block's are in [low, high]; the function's arguments are made of
-    them. What NumPy does with it is computed by `_RULES`, or refused. What it looks up in an array
-    may be anything: an array in the place of ranges says nothing."""
+    them. What NumPy does with it is computed by `_RULES`, or refused."""
 
     def __init__(self, low: Any, high: Any) -> None:
         self.low, self.high = low, high
@@ -30,7 +27,7 @@ class _Ranges(NDArrayOperatorsMixin):
         return _computed(ufunc, method, inputs, options)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        return np.array(self.low)  # an index that is in range, of as many numbers as blocks
+        raise _Unknown
 
     def __array_function__(self, *_: Any) -> Any:
         raise _Unknown
@@ -43,12 +40,10 @@ class _Truth(NDArrayOperatorsMixin):
         self.yes, self.no = yes, no
 
     __array_ufunc__ = _Ranges.__array_ufunc__
+    __array__ = _Ranges.__array__
     __array_function__ = _Ranges.__array_function__
 
     def __bool__(self) -> bool:
-        raise _Unknown
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
         raise _Unknown
 
 
@@ -56,17 +51,10 @@ def _computed(ufunc: Any, method: str, inputs: tuple, options: dict) -> Any:
     rule = _RULES.get(ufunc)
     if rule is None or method != "__call__" or options:
         raise _Unknown
-    if ufunc in COMPARISONS and any(isinstance(x, np.ndarray) for x in inputs):
-        return _EITHER
     return rule(*(x if isinstance(x, _Ranges | _Truth) else _constant(x) for x in inputs))
 
 
-_EITHER = _Truth(np.asarray(False), np.asarray(False))
-
-
 def _constant(x: Any) -> Any:
-    if isinstance(x, np.ndarray) and x.dtype == np.bool_:
-        return _EITHER
     if isinstance(x, bool | np.bool_):
         return _Truth(np.asarray(bool(x)), np.asarray(not x))
     if isinstance(x, int | np.integer) and abs(int(x)) <= _MOST:
@@ -183,7 +171,7 @@ def of_blocks(
 ) -> tuple[np.ndarray, ...] | None:
     """(full, empty), booleans [blocks of rows, blocks of columns]: where f is known to be true, or
     false, at all entries of a block of `height` x `width`. None where f does what has no rule, such
-    as a sum of what it has looked up in an array."""
+    as looking up its arguments in an array."""
 
     def ranges(size: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         low = np.arange(0, size, step)
