@@ -35,10 +35,10 @@ struct SpgemmArgs {
   char* scratch;    // SpgemmScratch() bytes, `filled` of them with `fill`
 };
 
-// Products at most of a row whose shape is noted (repeated_rows.h), and bytes for sums and shapes.
-// Rows of more find their columns in less time than it takes to compare all products.
-constexpr int64_t kRepeatedRowMost = 1 << 8;
-constexpr int64_t kRepeatedRowBytes = kRepeatedRowMost * (8 + 4 * 14) + 64;
+// Products and entries of A at most of a row whose shape is noted (repeated_rows.h), and bytes for
+// shapes. Rows of more find their columns in less time than it takes to compare all products.
+constexpr int64_t kRepeatedRowMost = 1 << 8, kRepeatedRowEntries = 1 << 6;
+constexpr int64_t kRepeatedRowBytes = 1 << 16;
 
 // Without a hash table, sums of all columns. With one, its slots, then the sums of one row of C
 // with one in front for what has no place.

@@ -53,7 +53,7 @@ class HashedPlaces {
 // are prefetched.
 template <typename T, typename Each>
 inline void EachProduct(const SpgemmArgs& args, int64_t row, const T* a, const T* b, Each each) {
-  constexpr int64_t kAhead = 8;
+  constexpr int64_t kAhead = 8, kUnrolled = 4;
   const int32_t *offsets = args.b.offsets, *indices = args.b.indices, *of_a = args.a.indices;
   const int64_t known = args.a.offsets[args.task_rows[args.row_tasks]];
   for (int64_t e = args.a.offsets[row], last = args.a.offsets[row + 1]; e < last; ++e) {
@@ -64,7 +64,12 @@ inline void EachProduct(const SpgemmArgs& args, int64_t row, const T* a, const T
     }
     const Accumulator<T> factor = LoadScalar(a + e);
     const int64_t k = of_a[e];
-    for (int64_t q = offsets[k], stop = offsets[k + 1]; q < stop; ++q) each(factor, indices[q], q);
+    int64_t q = offsets[k];
+    const int64_t stop = offsets[k + 1];
+    for (; q + kUnrolled <= stop; q += kUnrolled) {
+      for (int i = 0; i < kUnrolled; ++i) each(factor, indices[q + i], q + i);
+    }
+    for (; q < stop; ++q) each(factor, indices[q], q);
   }
 }
 
@@ -250,18 +255,21 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     const int64_t first = args.task_rows[index];
     const SpgemmScratch parts(args.columns, args.slots, args.longest, sizeof(Accumulator<T>));
     RepeatedRows<T> repeated(args.a, args.b, a, b, first, args.scratch + parts.repeated);
-    for (int64_t row = first; row < args.task_rows[index + 1]; ++row) {
+    const int64_t last = args.task_rows[index + 1], end = args.c.offsets[last];
+    for (int64_t row = first; row < last; ++row) {
       const int64_t begin = args.c.offsets[row], count = args.c.offsets[row + 1] - begin;
-      if (repeated.Find(row, args.c.indices + begin, count)) {
-        for (int64_t p = 0; p < count; ++p) StoreScalar(out + begin + p, repeated.Sums()[p]);
+      const int32_t* const columns = args.c.indices + begin;
+      if (const int64_t rows = repeated.FindEight(row, last, args.c, out, end)) {
+        row += rows - 1;
         continue;
       }
+      if (repeated.Find(row, out + begin, columns, count)) continue;
       if (args.complete && !args.slots) {
         planned.Multiply(row, a, b, out);
       } else {
         multiply(args, row, a, b, out);
       }
-      repeated.Note(row, args.c.indices + begin, count);
+      repeated.Note(row, columns, count);
     }
   });
 }

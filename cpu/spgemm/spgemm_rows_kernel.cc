@@ -127,19 +127,15 @@ class RowProduct {
 
   // Whether the row has a shape that was noted, and was added up so.
   bool Repeats(int64_t row, Out<T>& out) {
-    const auto* const shape = repeated_.Find(row);
+    const auto* const shape = repeated_.Find(row, out.values);
     if (!shape) return false;
     const int32_t base = repeated_.Base(row), count = shape->count;
-    const Acc* const sums = repeated_.Sums();
-    for (int32_t i = 0; i < count; ++i) {
-      out.indices[i] = base + shape->distinct[i];
-      StoreScalar(out.values + i, sums[i]);
-    }
+    for (int32_t i = 0; i < count; ++i) out.indices[i] = base + shape->distinct[i];
     out.indices += count;
     out.values += count;
     return true;
   }
-  bool MayRepeat(int64_t row) const { return repeated_.Fits(row); }
+  bool MayRepeat(int64_t row) { return repeated_.Fits(row); }
   // Notes the shape of a row whose entries are the last `count` that were written.
   void Note(int64_t row, int64_t count, const Out<T>& out) {
     repeated_.Note(row, out.indices - count, count);

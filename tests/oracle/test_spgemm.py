@@ -179,12 +179,12 @@ def row_sums(left, a, right, b, row):
     return np.bincount(places, np.concatenate(terms or [[]]))
 
 
-def repeated(rows, shapes, seed=0, step=2):
+def repeated(rows, shapes, seed=0, step=2, every=9):
     """Index arrays of a matrix whose row i has the columns of shapes[i % len(shapes)], `step` i
-    further; some rows here and there are longer, shorter or have a column elsewhere."""
+    further; one of `every` rows is longer, shorter or has a column elsewhere."""
     rng = np.random.default_rng(seed)
     made = [shapes[i % len(shapes)] + step * i for i in range(rows)]
-    for i in rng.integers(0, rows, rows // 9):
+    for i in rng.integers(0, rows, rows // every):
         change = rng.integers(3)
         row = made[i].copy()
         row[rng.integers(len(row))] += change == 0
@@ -243,6 +243,48 @@ def test_rows_like_those_before(name):
         ]
     )
     np.testing.assert_allclose(values.astype(np.float64), exact, rtol=2e-2, atol=1e-2)
+
+
+IN_TURN = {  # of A's rows, of B's rows
+    "one": ([np.int64([0, 7, 8, 9, 16])], [np.int64([0, 7, 8, 9, 16])]),
+    "two": ([np.int64([0, 3, 4]), np.int64([1, 2, 4, 9])], [np.int64([0, 2]), np.int64([0, 1, 5])]),
+    "long": ([np.arange(11)], [np.arange(0, 20, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_many_rows_of_one_shape_or_of_two_in_turn(name):
+    """Eight at once, or sixteen, unless one of them is unlike the others in A, in B or in C: the
+    bits of single rows, nothing behind the last one, and NaN where a product has no place."""
+    rng, (of_a, of_b), rows = np.random.default_rng(2), IN_TURN[name], 260
+    left = repeated(rows, of_a, step=1, every=50)
+    right = repeated(int(left.column_indices.max()) + 1, of_b, seed=3, step=1, every=90)
+    columns = int(right.column_indices.max()) + 1
+    a, b = (rng.standard_normal((1, len(x.column_indices))).astype("f4") for x in (left, right))
+    single = rng.permutation(rows)
+    places = np.concatenate([np.arange(*left.row_offsets[i : i + 2]) for i in single])
+    mixed = types.SimpleNamespace(
+        row_offsets=np.append(0, np.cumsum(np.diff(left.row_offsets)[single])).astype(np.int32),
+        column_indices=left.column_indices[places],
+    )
+    arrays = [left.row_offsets, left.column_indices, right.row_offsets, right.column_indices]
+    for isa in kernel_isas():
+        offsets, indices, values = direct_product(mixed, a[:, places], right, b, columns, isa, 1)
+        back = [np.arange(*offsets[i : i + 2]) for i in np.argsort(single)]
+        offsets = np.append(0, np.cumsum([len(x) for x in back])).astype(np.int32)
+        indices, values = indices[np.concatenate(back)], values[np.concatenate(back)]
+        for wrong in (None, *range(80, 100, 3)):  # a row of C, one of whose columns is another
+            of_c, right_values, bad = indices.copy(), values.copy(), slice(0)
+            if wrong is not None:
+                bad = slice(*offsets[wrong : wrong + 2])
+                of_c[bad.stop - 1] += 1
+                right_values[bad] = np.nan
+            result = ((1, len(of_c)), np.float32)
+            attributes = dict(columns=columns + 1, complete=True)
+            (got,) = run(
+                "sgap_spgemm_csr_v1", [*arrays, offsets, of_c, a, b], [result], attributes, isa
+            )
+            np.testing.assert_array_equal(got[0], right_values)
 
 
 def at(offsets, indices, values, of_mask, columns):
