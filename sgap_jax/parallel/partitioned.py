@@ -260,8 +260,9 @@ class PartitionedArray:
     def _index_arrays_are_those_of(self, other: PartitionedArray) -> bool:
         bare = [A._filled(_no_values) for A in (self, other)]
         mine, theirs = map(jax.tree.leaves, bare)
-        same: Any = jax.tree.structure(bare[0]) == jax.tree.structure(bare[1])
-        return bool(same) and all(x is y for x, y in zip(mine, theirs, strict=True))
+        of_each: list[Any] = [jax.tree.structure(A) for A in bare]
+        same = of_each[0] == of_each[1]
+        return same and all(x is y for x, y in zip(mine, theirs, strict=True))
 
     def _scaled(self, op: str, x: Any, of: Callable[[jax.Array], jax.Array]) -> PartitionedArray:
         if np.ndim(x):
