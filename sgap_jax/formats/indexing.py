@@ -25,8 +25,8 @@ _WHAT = "SparseArray[...]"
 
 
 class _Selector(NamedTuple):
-    """What is selected of one dimension: a range, or an array of positions, which may be traced.
-    `drops`: an integer, for which the result lacks the dimension."""
+    """What is selected of one dimension: a range, or an array of positions, which may be traced, of
+    two dimensions at most. `drops`: an integer, for which the result lacks the dimension."""
 
     positions: Any
     drops: bool = False
@@ -43,12 +43,38 @@ def item(A: Array, index: Any) -> Any:
     if all(selector.drops for selector in selectors):
         return _element(A, [x[0] for x in positions])
     if A.ndim == 2 and all(map(_is_array, selectors)):
-        if A.is_checked and not _is_traced(A):
-            return _of_each_row(rows(A, positions[0], None), positions[1])
-        return _pairs_when_run(A, *map(jnp.asarray, positions))
+        return _joined(A, *positions)
     if _is_traced(A) or checks.is_traced(*positions):
         return _traced(A, selectors)
     return _known(A, selectors)
+
+
+def _joined(A: Array, down: Any, across: Any) -> Any:
+    """Two index arrays: the elements at the pairs to which they broadcast, or of a column [r, 1]
+    and a row [c] (`np.ix_`) the submatrix."""
+    for column, row, of_rows in ((down, across, True), (across, down, False)):
+        if column.ndim == 2 and column.shape[1] == 1 and row.shape[-1] == row.size:
+            first, second = column.reshape(-1), row.reshape(-1)
+            first, second = (first, second) if of_rows else (second, first)
+            found = item(item(A, first), (slice(None), second))
+            return found if of_rows else found.T
+    try:
+        shape = np.broadcast_shapes(down.shape, across.shape)
+    except ValueError:
+        raise IndexError(
+            f"{_WHAT}: expected index arrays that broadcast, got shapes {list(down.shape)} and "
+            f"{list(across.shape)}; A[I, J] are the elements (I[n], J[n]), A[I][:, J] all of these "
+            "rows and columns"
+        ) from None
+    known = not checks.is_traced(down, across)
+    down, across = ((np if known else jnp).broadcast_to(x, shape).ravel() for x in (down, across))
+    if not A.is_checked or _is_traced(A):
+        found = _pairs_when_run(A, jnp.asarray(down), jnp.asarray(across))
+    elif known:
+        found = _elements(_by_rows(A), down, across)
+    else:
+        found = _of_each_row(rows(A, down, None), across)
+    return found.reshape(shape) if len(shape) > 1 else found
 
 
 def rows(A: Array, index: Any, nse: Any) -> Array:
@@ -57,6 +83,8 @@ def rows(A: Array, index: Any, nse: Any) -> Array:
     convert.require_matrix(A, "rows")
     convert.require_unbatched(A, f"{what}: A")
     (positions, drops) = _selector(index, A.shape[0], what)
+    if not isinstance(positions, range):
+        _require_one_dimension(positions, what)
     if drops:
         raise IndexError(f"{what}: index: expected a slice or a 1-d array, got {index!r}")
     count = len(positions) if isinstance(positions, range) else positions.shape[0]
@@ -127,17 +155,23 @@ def _selectors(A: StoredArray, index: Any) -> list[_Selector]:
     rest = [slice(None)] * (A.ndim - len(parts) + len(dots))
     parts[at : at + len(dots)] = rest
     selectors = [_selector(x, size, _WHAT) for x, size in zip(parts, A.shape, strict=True)]
-    arrays = [s.positions.shape[0] for s in selectors if _is_array(s)]
+    arrays = [s.positions for s in selectors if _is_array(s)]
     if A.ndim > 2 and (len(arrays) > 1 or (arrays and any(s.drops for s in selectors))):
         raise IndexError(
             f"{_WHAT}: expected one index array at most, got {len(arrays)} and {A.ndim} dimensions"
         )
-    if len(set(arrays)) > 1:
-        raise IndexError(
-            f"{_WHAT}: expected index arrays of one length, got {arrays[0]} and {arrays[1]}; "
-            "A[I, J] are the elements (I[n], J[n]), A[I][:, J] all of these rows and columns"
-        )
+    if len(arrays) < 2:
+        for array in arrays:
+            _require_one_dimension(array, _WHAT)
     return selectors
+
+
+def _require_one_dimension(array: Any, what: str) -> None:
+    if array.ndim > 1:
+        raise IndexError(
+            f"{what}: expected integers of one dimension at most, got {array.dtype} of shape "
+            f"{list(array.shape)}; two index arrays of two dimensions broadcast"
+        )
 
 
 def _is_array(selector: _Selector) -> bool:
@@ -172,20 +206,17 @@ def _selector(x: Any, size: int, what: str) -> _Selector:
         array = np.zeros(0, np.int64)  # np.asarray([]) is float64
     if array.dtype == np.bool_:
         return _Selector(_of_mask(array, size, what))
-    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim > 1:
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim > 2:
         raise IndexError(
-            f"{what}: expected integers of one dimension at most, got {array.dtype} of shape "
-            f"{list(array.shape)}; A[I][:, J] is A[np.ix_(I, J)], the submatrix of rows I and "
-            "columns J"
+            f"{what}: expected integers of two dimensions at most, got {array.dtype} of shape "
+            f"{list(array.shape)}"
         )
     if checks.is_traced(array):
-        return _Selector(array.reshape(-1), array.ndim == 0)
-    found = np.asarray(array).reshape(-1)
-    bad = np.flatnonzero((found < -size) | (found >= size)) if found.size else found
+        return _Selector(jnp.atleast_1d(array), array.ndim == 0)
+    found = np.atleast_1d(np.asarray(array))
+    bad = found[(found < -size) | (found >= size)] if found.size else found
     if bad.size:
-        raise IndexError(
-            f"{what}: index {found[bad[0]]} is out of range: expected {-size} .. {size - 1}"
-        )
+        raise IndexError(f"{what}: index {bad[0]} is out of range: expected {-size} .. {size - 1}")
     found = found.astype(np.int64)
     found = np.where(found < 0, found + size, found)
     if array.ndim == 0:
@@ -478,6 +509,26 @@ def _element_when_run(A: StoredArray, index: Sequence[jax.Array]) -> jax.Array:
     values, wide = structure.whole(A.values).reshape(-1), construct.accumulator(A.dtype)
     total = jnp.sum(values.astype(wide), where=at & real, dtype=wide)
     return total.astype(A.dtype)
+
+
+def _elements(A: StoredArray, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
+    """[k]: the elements of a checked CSR matrix at these pairs, by a search in each row."""
+    offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
+    checks.check_offsets(offsets, A.shape[0], A.nnz, "offsets", _WHAT)
+    if not A.nnz:
+        return jnp.zeros(len(rows), A.dtype)
+    low, end = (offsets[x].astype(np.int64) for x in (rows, rows + 1))
+    high, last = end, A.nnz - 1
+    for _ in range(int((end - low).max(initial=0)).bit_length()):
+        middle = (low + high) // 2
+        less = (low < high) & (indices[np.minimum(middle, last)] < columns)
+        low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
+    place = np.minimum(low, last)
+    stored = (low < end) & (indices[place] == columns)
+    values = _taken(A.values, np.where(stored, place, 0))
+    if isinstance(values, np.ndarray):
+        return checks.to_device(np.where(stored, values, np.zeros((), values.dtype)))
+    return jnp.where(stored, values, jnp.zeros((), A.dtype))
 
 
 @jax.jit

@@ -254,17 +254,19 @@ class Operators(StoredArray):
         """A part of A, as NumPy and SciPy index: A[i:j, k:l] (any step), A[i], A[i, j], A[:, j],
         A[idx] of an index array, A[mask] of a mask of one dimension, A[..., idx], A[rows, columns].
 
-        Two integers give the element, [] and dense, and two index arrays [k] the elements (rows[n],
-        columns[n]), [k] and dense. One integer gives a sparse vector, in COO. Otherwise the format
+        Two integers give the element, [] and dense, and two index arrays, which broadcast as
+        NumPy's and have two dimensions at most, the elements (rows[n], columns[n]), dense and of
+        their shape; a column [r, 1] and a row [c] of indices, as `np.ix_` makes them, give the
+        submatrix [r, c], sparse. One integer gives a sparse vector, in COO. Otherwise the format
         stays; of vectors and blocks it does for bounds at multiples of their sides, and becomes CSR
         for index arrays, integers and steps. Repeated indices repeat rows. Negative indices count
         from the end, and bounds of slices may be beyond it. Differentiable in the values.
 
-        With concrete structure and indices nothing is compiled, for formats of entries, but for two
-        index arrays. Indices and index arrays may be traced where the structure is concrete: the
-        result's capacity is then enough for any, and those out of range give zeros. Of a traced
-        matrix, slices and single rows have its capacity; `rows` takes one for others. Two index
-        arrays into it are sorted with its entries.
+        With concrete structure and indices nothing is compiled, for formats of entries. Indices and
+        index arrays may be traced where the structure is concrete: the result's capacity is then
+        enough for any, and those out of range give zeros. Of a traced matrix, slices and single
+        rows have its capacity; `rows` takes one for others. Two index arrays into it are sorted
+        with its entries.
 
         Raises IndexError for other indices, those out of range, a traced slice or mask, and bounds
         that cut vectors or blocks; ValueError for one index array into a traced structure;

@@ -44,7 +44,7 @@ class Relations:
 
     def source_of(self, key: Any) -> str:
         """The kind of the nodes that a relation leads from."""
-        return _ends(key)[0]
+        return ends_of(key)[0]
 
     def sum(
         self, messages: Mapping[Any, Any], *, schedule: Schedule | str | None = None
@@ -60,7 +60,7 @@ class Relations:
             )
         sizes = dict(self.num_nodes)
         for key in self.keys:
-            want = sizes[_ends(key)[0]]
+            want = sizes[ends_of(key)[0]]
             if jnp.ndim(messages[key]) != 2 or messages[key].shape[0] != want:
                 raise ValueError(
                     f"Relations.sum: messages of {key!r}: expected shape [{want}, d], "
@@ -73,7 +73,7 @@ class Relations:
         return dict(zip(kinds, jnp.split(Y, ends), strict=True))
 
 
-def _ends(key: Any) -> tuple[str, str]:
+def ends_of(key: Any) -> tuple[str, str]:
     """The kinds of nodes that a relation leads from and to."""
     if isinstance(key, tuple) and len(key) == 3:
         return key[0], key[2]
@@ -110,7 +110,7 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
     parts = []
     for key, A in relations.items():
         parts.append(rows_on_host(A, f"{what}: {key!r}"))
-        for kind, size in zip(_ends(key), A.shape[::-1], strict=True):
+        for kind, size in zip(ends_of(key), A.shape[::-1], strict=True):
             if sizes.setdefault(kind, size) != size:
                 raise ValueError(
                     f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
@@ -118,7 +118,7 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
     first_rows = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
     rows, columns, values, before = [], [], [], 0
     for (key, A), (offsets, own, entries) in zip(relations.items(), parts, strict=True):
-        source, target = _ends(key)
+        source, target = ends_of(key)
         lengths = np.diff(offsets)
         rows.append(first_rows[target] + np.repeat(np.arange(A.shape[0]), lengths))
         columns.append(own.astype(np.int64) + before)

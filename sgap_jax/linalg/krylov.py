@@ -28,7 +28,7 @@ def cg(
     maxiter: int | None = None,
     M: Operator | None = None,
     rtol: float | None = None,
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, jax.Array]:
     """Conjugate gradients: x with A x = b, for a Hermitian positive definite A.
 
     Stops at norm(b - A x) <= max(tol norm(b), atol). Differentiable in b and in the values of A, to
@@ -45,8 +45,10 @@ def cg(
       rtol: SciPy's name of `tol`, in its place if given.
 
     Returns:
-      (x, None): x as b, in the promoted dtype of A and b; there is no flag of success, as in JAX.
-      Whether it converged says `jnp.linalg.norm(b - A @ x) <= tol * jnp.linalg.norm(b)`.
+      (x, info): x as b, in the promoted dtype of A and b, and an int32, as in SciPy: 0 if
+      norm(b - A x) <= 2 max(tol norm(b), atol) in each column, else how many iterations were
+      allowed. Twice, because the iteration stops at a residual that it updates, from which rounding
+      takes it. It costs one product with A; JAX's solvers give None.
 
     Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
     Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).
@@ -64,7 +66,7 @@ def bicgstab(
     maxiter: int | None = None,
     M: Operator | None = None,
     rtol: float | None = None,
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, jax.Array]:
     """Stabilized biconjugate gradients, for any invertible A; else as `cg`.
 
     Its gradient takes a solve with A^T. Source: `jax.scipy.sparse.linalg.bicgstab`; van der Vorst
@@ -85,7 +87,7 @@ def gmres(
     M: Operator | None = None,
     rtol: float | None = None,
     solve_method: Literal["batched", "incremental"] = "batched",
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, jax.Array]:
     """Generalized minimal residuals, for any invertible A; else as `cg`.
 
     `restart` (static) vectors of the Krylov space are held; `solve_method` is "batched" or
@@ -98,7 +100,7 @@ def gmres(
 
 def _solved(
     op: str, A: Any, b: Any, x0: Any, M: Any, rtol: Any, **options: Any
-) -> tuple[jax.Array, None]:
+) -> tuple[jax.Array, jax.Array]:
     if rtol is not None:
         options["tol"] = rtol
     A = check_operator(op, A, "A")
@@ -115,26 +117,42 @@ def _solved(
             raise ValueError(f"{op}: x0: expected shape {list(b.shape)}, got {list(x0.shape)}")
         x0 = x0.astype(b.dtype)
     if not b.size:
-        return jnp.zeros_like(b), None
+        return jnp.zeros_like(b), jnp.int32(0)
     dtype = b.dtype
     if jnp.finfo(dtype).bits < 32:  # sums in float32 at least
         b, x0 = b.astype(jnp.float32), None if x0 is None else x0.astype(jnp.float32)
     # One program for all values of A, and for others of its structure. A plain function may hold
     # tracers: it is no argument of a program.
     functions = [x for x in (A, M) if callable(x) and not isinstance(x, jax.tree_util.Partial)]
-    return (_solve if functions else _program)(op, A, b, x0, M, **options).astype(dtype), None
+    x, info = (_solve if functions else _program)(op, A, b, x0, M, **options)
+    return x.astype(dtype), info
 
 
-def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> jax.Array:
+def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
     solver = getattr(linalg, op)
     precondition = None if M is None else partial(product, M)
 
     def of_vector(b: jax.Array, x0: Any) -> jax.Array:
         return solver(partial(product, A), b, x0, M=precondition, **options)[0]
 
-    if b.ndim == 1:
-        return of_vector(b, x0)
-    return jax.vmap(of_vector, in_axes=(1, None if x0 is None else 1), out_axes=1)(b, x0)
+    each = of_vector
+    if b.ndim == 2:
+        each = jax.vmap(of_vector, in_axes=(1, None if x0 is None else 1), out_axes=1)
+    x = each(b, x0)
+    return x, _info(A, b, x, options)
+
+
+def _info(A: Any, b: jax.Array, x: jax.Array, options: dict[str, Any]) -> jax.Array:
+    """[], int32: 0 where every column has converged, else the number of allowed iterations."""
+    b, x = jax.lax.stop_gradient((b, x))
+    if isinstance(A, SparseArray):
+        A = jax.lax.stop_gradient(A)
+    own = partial(product, A)
+    left = b - (own(x) if b.ndim == 1 else jax.vmap(own, in_axes=1, out_axes=1)(x))
+    enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), options["atol"])
+    converged = jnp.all(jnp.linalg.norm(left, axis=0) <= 2 * enough)  # not of NaN
+    allowed = 10 * b.shape[0] if options["maxiter"] is None else options["maxiter"]
+    return jnp.where(converged, 0, min(allowed, checks.INT32_MAX)).astype(jnp.int32)
 
 
 _program = jax.jit(_solve, static_argnames=("op", "maxiter", "restart", "solve_method"))

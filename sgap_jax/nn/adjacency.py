@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,17 @@ from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.row_reduce import row_sum
 
 
-def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
+@overload
+def add_self_loops(
+    A: SparseArray, *, remaining: bool = ..., return_perm: Literal[False] = ...
+) -> SparseArray: ...
+@overload
+def add_self_loops(
+    A: SparseArray, *, remaining: bool = ..., return_perm: Literal[True]
+) -> tuple[SparseArray, Any]: ...
+def add_self_loops(
+    A: SparseArray, *, remaining: bool = False, return_perm: bool = False
+) -> SparseArray | tuple[SparseArray, Any]:
     """A + I in CSR: every node also receives its own message. A diagonal value that is stored
     already gets 1 added (in a bool matrix it becomes True). Edges that repeat
     (`graphs.from_edges(..., duplicates="keep")`) do so in the result; of loops that repeat the
@@ -32,9 +42,13 @@ def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
       A: [n, n] of any format; values and structure may be traced.
       remaining: only nodes that store no loop get one, and stored loops stay as they are: PyG's
         `add_remaining_self_loops`.
+      return_perm: also return, as int32 [nnz], the entry of A that each entry of the result is, and
+        A.nnz + i for the loop that node i got: with vectors of the edges [A.nnz, d] and of the
+        loops [n, d], `jnp.concatenate([of_edges, of_loops])[perm]` are in the order of the result.
+        PyG's `fill_value="mean"` are loops of `aggregate(A, of_edges, "mean")`.
 
     Returns:
-      A SparseArray in CSR of A's dtype.
+      A SparseArray in CSR of A's dtype, or with `return_perm` (A, perm). Of padding perm is 0.
 
     Raises:
       TypeError: A is not a SparseArray. ValueError: A is not square.
@@ -43,6 +57,7 @@ def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
     """
     check_square("add_self_loops", A)
     remaining = check_flag(remaining, "remaining", "add_self_loops")
+    return_perm = check_flag(return_perm, "return_perm", "add_self_loops")
     n, positions = A.shape[0], np.arange(A.values.size, dtype=np.int32)
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
@@ -57,7 +72,12 @@ def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
         at, one = values.at[loop], jnp.ones((), A.dtype)
         one = missing.astype(A.dtype) if remaining else one
         values = at.max(one) if A.dtype == bool else at.add(one)
-        return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
+        found = SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
+        if not return_perm:
+            return found
+        perm = jnp.zeros(columns.shape, jnp.int32).at[entry].set(S.values, mode="drop")
+        new = jnp.where(missing > 0, own.size + structure.positions(n), perm[loop])
+        return found, perm.at[loop].set(new)
     # The values may be traced: the conversion gets their positions as values instead.
     with jax.core.eval_context():
         places = replace(A, values=positions.reshape(A.values.shape))
@@ -71,7 +91,9 @@ def add_self_loops(A: SparseArray, *, remaining: bool = False) -> SparseArray:
         values = at.max(one) if A.dtype == bool else at.add(one)
     values = jnp.append(values, jnp.ones(len(missing), A.dtype))
     rows, columns = (np.append(x, missing) for x in (rows, columns))
-    return from_pairs(rows, columns, values, (n, n), "keep", "add_self_loops")[0]
+    found, order = from_pairs(rows, columns, values, (n, n), "keep", "add_self_loops")
+    sources = np.append(entry, own.size + missing).astype(np.int32)
+    return (found, sources[order]) if return_perm else found
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from sgap_jax.formats.checks import check_count
 from sgap_jax.nn.adjacency import stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
-from sgap_jax.nn.sage import ends_of
+from sgap_jax.nn.sage import ends_of, sizes_of_ends
 from sgap_jax.primitives._define import check_dense, check_schedule, entries_that_count
 from sgap_jax.primitives._incidence import as_given, entries_by_rows
 from sgap_jax.primitives.gsddmm import gsddmm
@@ -35,7 +35,8 @@ class GATv2Conv(nnx.Module):
     vectors of the edges are one `gsddmm`, the softmax of all heads is one `sparse_softmax`.
 
     Args:
-      in_features: columns of X.
+      in_features: columns of X; a pair where nodes that send and nodes that receive have other
+        numbers of them.
       out_features: features of each head.
       heads: number of heads.
       edge_features: columns of the vectors f of the edges; None: without.
@@ -54,8 +55,8 @@ class GATv2Conv(nnx.Module):
     SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
     [n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
     [nnz, edge_features] in the order of the graph's values. Add the nodes themselves with
-    `add_self_loops`, as the paper does. The parameters are `to_kernel` (L),
-    `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
+    `add_self_loops`, as the paper does; with its `return_perm=True` edges follow. The parameters
+    are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
       Y [m, heads * out_features] or [m, out_features], in `dtype` or the promoted dtype of x and
@@ -73,7 +74,7 @@ class GATv2Conv(nnx.Module):
 
     def __init__(
         self,
-        in_features: int,
+        in_features: int | tuple[int, int],
         out_features: int,
         *,
         heads: int = 1,
@@ -94,13 +95,18 @@ class GATv2Conv(nnx.Module):
     ) -> None:
         heads = check_count(heads, "heads", "GATv2Conv", 1)
         width = heads * out_features
+        sending, receiving = sizes_of_ends("GATv2Conv", in_features)
+        if share_weights and sending != receiving:
+            raise ValueError(
+                f"GATv2Conv: share_weights: expected one number of in_features, got {in_features}"
+            )
 
         def new(init: Initializer, *shape: int) -> nnx.Param:
             return nnx.Param(init(rngs.params(), shape, param_dtype))
 
         none = nnx.data(None)
-        self.to_kernel = new(kernel_init, in_features, width)
-        self.from_kernel = none if share_weights else new(kernel_init, in_features, width)
+        self.to_kernel = new(kernel_init, receiving, width)
+        self.from_kernel = none if share_weights else new(kernel_init, sending, width)
         self.attention = new(kernel_init, heads, out_features)
         edges = edge_features is not None
         self.edge_kernel = new(kernel_init, edge_features or 0, width) if edges else none
@@ -155,7 +161,8 @@ def gatv2_conv(
     schedule: Schedule | str | None,
 ) -> jax.Array:
     op = "GATv2Conv"
-    source, own = ends_of(op, graph, x, kernels[0].shape[0])
+    sizes = [kernel.shape[0] for kernel in kernels[:2] if kernel is not None]
+    source, own = ends_of(op, graph, x, (sizes[-1], sizes[0]))
     if (edges is None) != (kernels[3] is None):
         raise ValueError(f"{op}: edges and edge_features: expected both or none")
     if edges is not None:

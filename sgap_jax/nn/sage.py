@@ -13,6 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_count
 from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.adjacency import check_features, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
@@ -28,7 +29,8 @@ class SAGEConv(nnx.Module):
         y[i] = W reduce_j x[j] + R x[i] + b,   j over the stored (i, j) of the graph
 
     Args:
-      in_features, out_features: columns of X and of Y.
+      in_features, out_features: columns of X and of Y; a pair of in_features where nodes that send
+        and nodes that receive have other numbers of them.
       reduce: "mean", "sum", "max" or "min" of the neighbours' features; zero without neighbours.
       normalize: divide each row of Y by its Euclidean length (line 7 of the paper's algorithm 1).
       use_bias, dtype, param_dtype, kernel_init, bias_init, promote_dtype: as in `nnx.Linear`, with
@@ -59,7 +61,7 @@ class SAGEConv(nnx.Module):
 
     def __init__(
         self,
-        in_features: int,
+        in_features: int | tuple[int, int],
         out_features: int,
         *,
         reduce: Reduction = "mean",
@@ -74,9 +76,9 @@ class SAGEConv(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         check_choice("SAGEConv", "reduce", reduce, REDUCTIONS)
-        shape = (in_features, out_features)
-        self.kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
-        self.root = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
+        shapes = [(size, out_features) for size in sizes_of_ends("SAGEConv", in_features)]
+        self.kernel = nnx.Param(kernel_init(rngs.params(), shapes[0], param_dtype))
+        self.root = nnx.Param(kernel_init(rngs.params(), shapes[1], param_dtype))
         bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
         self.bias = nnx.data(None) if bias is None else nnx.Param(bias)
         self.in_features = in_features
@@ -115,7 +117,7 @@ def sage_conv(
     normalize: bool,
     schedule: Schedule | str | None,
 ) -> jax.Array:
-    x, own = ends_of("SAGEConv", graph, x, kernel.shape[0])
+    x, own = ends_of("SAGEConv", graph, x, (kernel.shape[0], root.shape[0]))
     arrays = (stored_values(x), stored_values(own), kernel, root, bias)
     values, own_values, kernel, root, bias = promote(arrays)
     x, own = with_stored_values(x, values), with_stored_values(own, own_values)
@@ -134,7 +136,22 @@ def sage_conv(
     return y
 
 
-def ends_of(op: str, graph: Any, x: Any, in_features: int | None = None) -> tuple[Any, Any]:
+def sizes_of_ends(op: str, in_features: Any) -> tuple[int, int]:
+    """How many features nodes have that send, and that receive."""
+    pair = isinstance(in_features, tuple | list)
+    if isinstance(in_features, dict) or (pair and len(in_features) != 2):
+        raise ValueError(
+            f"{op}: in_features: expected a number or a pair (of nodes that send, of nodes that "
+            f"receive), got {in_features!r}"
+        )
+    sizes = in_features if pair else (in_features, in_features)
+    sending, receiving = (check_count(size, "in_features", op, 1) for size in sizes)
+    return sending, receiving
+
+
+def ends_of(
+    op: str, graph: Any, x: Any, in_features: tuple[int | None, int | None] = (None, None)
+) -> tuple[Any, Any]:
     """The features [..., n, in] of the nodes that send along a graph [m, n], and those [..., m, in]
     of the nodes that receive: the first m, or the second of a pair x."""
     check_sparse(op, "graph", graph)
@@ -143,9 +160,14 @@ def ends_of(op: str, graph: Any, x: Any, in_features: int | None = None) -> tupl
         if len(x) != 2:
             raise ValueError(f"{op}: x: expected an array or a pair, got {len(x)} arrays")
         source, own = x
-        source = check_features(op, graph, source, in_features)
-        return source, check_features(op, graph.T, own, in_features)
-    x = check_features(op, graph, x, in_features)
+        source = check_features(op, graph, source, in_features[0])
+        return source, check_features(op, graph.T, own, in_features[1])
+    x = check_features(op, graph, x, in_features[0])
+    if in_features[0] != in_features[1]:
+        raise ValueError(
+            f"{op}: x: expected a pair (x of those that send, x of those that receive), of "
+            f"{in_features[0]} and {in_features[1]} features, got one array"
+        )
     if m > n:
         raise ValueError(
             f"{op}: x: a graph of shape {graph.shape} has more nodes that receive than that send; "

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
@@ -229,6 +230,40 @@ class PartitionedArray:
     def __neg__(self) -> PartitionedArray:
         return self._scaled("-A", 0, lambda v: -v)
 
+    def __add__(self, other: Any) -> PartitionedArray:
+        """A + B of one structure: B is A with other values, as `with_values` and arithmetic make
+        it, so its index arrays are the same arrays."""
+        return self._entry_by_entry("+", other, jnp.add)
+
+    def __sub__(self, other: Any) -> PartitionedArray:
+        """A - B, as A + B."""
+        return self._entry_by_entry("-", other, jnp.subtract)
+
+    def __radd__(self, other: Any) -> PartitionedArray:  # sum([A, B]) begins with 0
+        return self._entry_by_entry("+", other, jnp.add)
+
+    def _entry_by_entry(self, sign: str, other: Any, of: Callable) -> PartitionedArray:
+        if isinstance(other, int) and other == 0:
+            return self
+        if isinstance(other, PartitionedArray) and self._index_arrays_are_those_of(other):
+            pairs = zip(self.values, other.values, strict=True)
+            own, foreign = (of(x, y) for x, y in pairs)
+            return self.with_values((own, foreign))
+        got = "other ones" if isinstance(other, PartitionedArray) else type(other).__name__
+        raise TypeError(
+            f"PartitionedArray: A {sign} B: expected a B of A's structure, with the same index "
+            f"arrays, as A.with_values makes it, got {got}; of other structures, "
+            f"parallel.partition(A {sign} B, mesh, axis) of the whole matrices, or A @ X {sign} "
+            "B @ X"
+        )
+
+    def _index_arrays_are_those_of(self, other: PartitionedArray) -> bool:
+        bare = [A._filled(_no_values) for A in (self, other)]
+        mine, theirs = map(jax.tree.leaves, bare)
+        of_each: list[Any] = [jax.tree.structure(A) for A in bare]
+        same = of_each[0] == of_each[1]
+        return same and all(x is y for x, y in zip(mine, theirs, strict=True))
+
     def _scaled(self, op: str, x: Any, of: Callable[[jax.Array], jax.Array]) -> PartitionedArray:
         if np.ndim(x):
             raise TypeError(
@@ -241,6 +276,27 @@ class PartitionedArray:
     def astype(self, dtype: Any) -> PartitionedArray:
         """The same matrix with values in another dtype."""
         return self._filled(lambda x: x.astype(dtype))
+
+    def __copy__(self) -> PartitionedArray:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> PartitionedArray:
+        return self
+
+    def __reduce__(self) -> tuple:
+        """Pickles the arrays of all parts and the devices' numbers: a process that has these
+        devices restores the plan and needs not find it again."""
+        leaves = jax.tree.leaves(self)
+        if is_traced(*leaves) or not all(x.is_fully_addressable for x in leaves):
+            raise TypeError(
+                "PartitionedArray: only arrays with a value, on devices of one process, can be "
+                "pickled; parallel.from_parts makes the matrix from what each process has"
+            )
+        devices = np.vectorize(lambda device: device.id, otypes=[int])(self.mesh.devices)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        mesh = devices, self.mesh.axis_names, self.mesh.axis_types
+        specs = [tuple(getattr(x.sharding, "spec", ())) for x in leaves]
+        return _restored, ({**fields, "mesh": mesh}, specs)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         # Without this, np.asarray(A) would be an object array that holds A.
@@ -500,6 +556,27 @@ class PartitionedArray:
         sizes = {name: self.mesh.shape.get(name) for name in names}
         mine = sizes == {name: sharding.mesh.shape[name] for name in names}
         return names if names and mine and self.axis not in names else None
+
+
+def _restored(fields: dict[str, Any], specs: list[tuple]) -> PartitionedArray:
+    """What `PartitionedArray.__reduce__` pickled, on the devices with the same numbers."""
+    numbers, names, types = fields["mesh"]
+    here = {device.id: device for device in jax.devices()}
+    missing = [int(i) for i in numbers.flat if i not in here]
+    if missing:
+        raise ValueError(
+            f"PartitionedArray: pickled on devices {list(map(int, numbers.flat))}, of which "
+            f"{missing} are not here; parallel.partition makes parts on a mesh of {len(here)}"
+        )
+    devices = np.vectorize(here.__getitem__, otypes=[object])(numbers)
+    mesh = Mesh(devices, names, axis_types=types)
+    leaves, tree = jax.tree.flatten(PartitionedArray(**{**fields, "mesh": mesh}))
+    shardings = [NamedSharding(mesh, jax.P(*spec)) for spec in specs]
+    return jax.tree.unflatten(tree, jax.device_put(leaves, shardings))
+
+
+def _no_values(values: Any) -> Any:
+    return None
 
 
 def _named(mesh: Any) -> str:

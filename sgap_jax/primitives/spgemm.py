@@ -27,9 +27,8 @@ from sgap_jax.primitives._define import (
     launch_lowering,
     out_aval,
     row_of_entry,
-    structure,
 )
-from sgap_jax.primitives._vectors import as_listed, by_rows
+from sgap_jax.primitives._vectors import as_listed
 from sgap_jax.primitives.evaluate import evaluate
 from sgap_jax.primitives.spgemm_pattern import (
     Rows,
@@ -38,7 +37,9 @@ from sgap_jax.primitives.spgemm_pattern import (
     each_product,
     pattern_in_capacity,
     row_offsets,
+    rows_of,
 )
+from sgap_jax.primitives.spgemm_told import sizes, tell_structure, tell_values
 from sgap_jax.schedules import HashRows, Reference, Schedule
 from sgap_jax.schedules.families import failing, warn_once
 from sgap_jax.schedules.select import keep_chosen
@@ -123,8 +124,10 @@ def spgemm(
     if pattern is None:
         found = _at_once(A, B) if schedule is None and nse is None else None
         if found is not None:
+            tell_structure(A, B, found, "structure and values in one native pass")
             return found
         made = _plan(A, B, nse, schedule if inner is None else None)
+        tell_structure(A, B, made, "structure first, then values")
         return _sampled(A, B, made, schedule, complete=nse is None)
     name = "mask" if plan is None else "plan"
     _check_matrix(name, pattern)
@@ -163,7 +166,7 @@ def _plan(
     nse = None if nse is None else checks.check_count(nse, "nse", _OP)
     checks.check_nnz(nse or 0, f"{_OP}: nse")
     dtype = jnp.result_type(A.values, B.values)
-    left, right = (_by_rows(X)[1] for X in (A, B))
+    left, right = (rows_of(X)[1] for X in (A, B))
     arrays = left.offsets, left.indices, right.offsets, right.indices
     shape = A.shape[0], B.shape[1]
     if checks.is_traced(*arrays):
@@ -185,8 +188,7 @@ def _plan(
 def _hashed(A: SparseArray, B: SparseArray, rows: HashRows) -> SparseArray:
     """A B with rows in hash tables: structure and values at once, or where these are traced or of a
     dtype without kernels at the structure that was found."""
-    what = f"{_OP}: {list(A.shape)} with {A.nnz} entries times {list(B.shape)} with {B.nnz}"
-    keep_chosen(what, rows, False, rows.explain)
+    keep_chosen(sizes(A, B), rows, False, rows.explain)
     found = _at_once(A, B, rows)
     if found is None:
         with structures.concrete():
@@ -215,7 +217,7 @@ def _at_once(A: SparseArray, B: SparseArray, rows: HashRows | None = None) -> Sp
         if X.format == CSR:
             values, (offsets, indices) = X.values, require_arrays(X).index_arrays[1]
         else:
-            values, (offsets, indices, *_) = _by_rows(X)
+            values, (offsets, indices, *_) = rows_of(X)
         matrices.append((offsets, indices, values.astype(dtype)))
     sums = "" if rows is None else "hash" if rows.sorted else "hash, unsorted"
     found = direct.product(matrices[0], matrices[1], B.shape[1], sums)
@@ -254,15 +256,6 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
         return fields, count if nse is None else nse
 
 
-def _by_rows(A: SparseArray) -> tuple[Any, Rows]:
-    """Values and index arrays of A by rows."""
-    base, by_columns = by_rows(A)
-    rows = Rows(*structure(base))
-    if not by_columns:
-        return base.values, rows
-    return structures.moved(base.values, rows.permutation), rows.transpose()
-
-
 def _sampled(
     A: SparseArray, B: SparseArray, pattern: SparseArray, schedule: Schedule | None, complete: bool
 ) -> SparseArray:
@@ -282,8 +275,8 @@ def _values(
     complete: bool,
 ) -> jax.Array:
     dtype = jnp.result_type(A.values, B.values)
-    (a, a_rows), (b, b_rows) = _by_rows(A), _by_rows(B)
-    _, c_rows = _by_rows(pattern)
+    (a, a_rows), (b, b_rows) = rows_of(A), rows_of(B)
+    _, c_rows = rows_of(pattern)
     shape = (*A.shape, B.shape[1])
     values = _bind(
         a[None].astype(dtype),
@@ -393,8 +386,13 @@ def _cpu(
     complete: bool,
     schedule: Schedule | None,
 ) -> Any:
-    symbolic = jax.export.is_symbolic_dim(shape[2])
-    if schedule is not None or symbolic or ctx.avals_in[0].dtype.name not in direct.KERNEL_DTYPES:
+    symbolic, dtype = jax.export.is_symbolic_dim(shape[2]), ctx.avals_in[0].dtype.name
+    if schedule is not None or symbolic:
+        return None
+    kernels = dtype in direct.KERNEL_DTYPES
+    counts = tuple(rows.indices.shape[0] for rows in _split(ctx.avals_in[2:]))
+    tell_values("cpu", shape, counts, dtype, kernels)
+    if not kernels:
         return None
     operands = [*(x for rows in _split(arrays) for x in rows[:2]), a, b]
     return ffi_lowering(
@@ -416,7 +414,10 @@ def _cuda(
     dtype = aval.dtype.name
     every = (*shape, *entries, joint_batch(aval.shape[0], bval.shape[0]))
     symbolic = any(jax.export.is_symbolic_dim(n) for n in every)
-    if schedule is not None or symbolic or dtype not in direct.KERNEL_DTYPES:
+    if schedule is not None or symbolic:
+        return None
+    tell_values("cuda", shape, entries, dtype, dtype in direct.KERNEL_DTYPES)
+    if dtype not in direct.KERNEL_DTYPES:
         return None
     # Several structures: one after the other.
     if 0 in every or structures_of_lowering() > 1:

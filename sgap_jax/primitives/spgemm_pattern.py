@@ -9,6 +9,7 @@ import numpy as np
 
 from sgap_jax.formats import capacity, checks
 from sgap_jax.formats import structure as structures
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.launch.spgemm import RowSizes, count_plan, indices_plan, pattern_row_sizes
 from sgap_jax.primitives._batch import (
@@ -23,7 +24,9 @@ from sgap_jax.primitives._define import (
     launch_lowering,
     out_aval,
     row_of_entry,
+    structure,
 )
+from sgap_jax.primitives._vectors import by_rows
 from sgap_jax.schedules import Schedule
 from sgap_jax.schedules.families import failing, warn_once
 
@@ -44,6 +47,15 @@ class Rows(NamedTuple):
     def well_formed(self, size: int) -> "Rows":
         offsets, indices = structures.well_formed(self.offsets, self.indices, size)
         return self._replace(offsets=offsets, indices=indices)
+
+
+def rows_of(A: SparseArray) -> tuple[Any, Rows]:
+    """Values and index arrays of A by rows."""
+    base, by_columns = by_rows(A)
+    rows = Rows(*structure(base))
+    if not by_columns:
+        return base.values, rows
+    return structures.moved(base.values, rows.permutation), rows.transpose()
 
 
 def each_product(a: Rows, b: Rows, step: Any, state: Any) -> Any:

@@ -70,7 +70,9 @@ class Problem:
     arch: str | None = None
 
     def __post_init__(self) -> None:
-        self._check("op", self.op in _OPS, f"one of {', '.join(_OPS)}")
+        of_two = "; explain(spgemm, A, B) says how two matrices are multiplied, which no sizes tell"
+        names = f"one of {', '.join(_OPS)}{of_two if self.op == 'spgemm' else ''}"
+        self._check("op", self.op in _OPS, names)
         known = self.platform in _PLATFORMS
         self._check("platform", known, f"one of {', '.join(_PLATFORMS)}")
         if not isinstance(self.dtype, str):

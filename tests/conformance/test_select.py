@@ -34,9 +34,11 @@ from sgap_jax import (
     einsum,
     explain,
     explain_choice,
+    eye,
     random,
     sparse_softmax,
     spgemm,
+    spgemm_plan,
     spmm,
 )
 from sgap_jax.launch import spmm as spmm_cuda
@@ -364,9 +366,34 @@ def test_each_call_of_a_function_is_explained():
     told = explain(einsum, "ij,jr,jr->ir", tensor, X[:6], X[:6])
     assert told.startswith("D(i,r) += A(i,j) * B(j,r) * C(j,r)") and "CPUThread" in told
     assert explain(spmm, A.astype(int), X.astype(int)).startswith("spmm: no call with a schedule")
-    assert explain(spgemm, A, A.T).startswith("spgemm: ")  # of structures that are not traced
     with pytest.raises(ValueError, match='platform must be "cpu" or "cuda", got \'tpu\''):
         explain(spmm, A, X, platform="tpu")
+
+
+def test_explain_of_sparse_products():
+    """Of structures that are not traced, of a plan, and in a capacity; what runs, and why."""
+    A = random((64, 32), density=0.25)
+    structure, values = explain(spgemm, A, A.T).split("\n\n")
+    pattern = A.to_scipy() != 0
+    products = np.asarray(pattern @ pattern.sum(0))
+    C = spgemm_plan(A, A.T)
+    assert structure.startswith(f"spgemm: [64, 32] with {A.nnz} entries times [32, 64] with ")
+    told = f"{products.sum():,} products, {products.max():,} of a row at most, for {C.nnz:,} ent"
+    assert told in structure and "HashRows(sorted=False)" in structure
+    assert f"values at {C.nnz} entries" in values and "the kernel" in values
+    assert "an array over all 64 columns" in structure
+    assert "a row in a hash table" in explain(spgemm, eye(1), eye(1, 1 << 21))
+    assert "a launch" in explain(spgemm, A, A.T, platform="cuda")
+    assert "plain JAX" in explain(spgemm, A.astype(int), A.T.astype(int))
+    at_plan = lambda v: spgemm(A.with_values(v), A.T, plan=C).values
+    assert explain(at_plan, A.values) == values
+    traced = explain(lambda A: spgemm(A, A.T, nse=99).values, A)
+    assert "traced" in traced and "capacity of 99" in traced
+    S = A[:32]
+    assert "in one native pass" in explain(lambda x: (S @ S) @ x, jnp.ones(32, A.dtype))
+    assert explain(spgemm, A, A.T, schedule="HashRows()").splitlines()[1] == "HashRows(sorted=True)"
+    with pytest.raises(ValueError, match=r"explain\(spgemm, A, B\) says how .*, got 'spgemm'"):
+        Problem("spgemm", (64, 32), 512)
 
 
 def test_a_choice_depends_on_the_machine_as_it_says():

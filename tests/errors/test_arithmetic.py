@@ -91,7 +91,7 @@ def batch(A):
         (lambda: A[OTHER], IndexError, ["SparseArray"]),
         (lambda: A[0, 0, 0], IndexError, ["up to 2 indices", "got 3"]),
         (lambda: A[..., ...], IndexError, ["one ellipsis"]),
-        (lambda: A[[0, 1], [0, 1, 2]], IndexError, ["of one length", "A[I][:, J]"]),
+        (lambda: A[[0, 1], [0, 1, 2]], IndexError, ["that broadcast", "A[I][:, J]"]),
         (lambda: T[0, :, [0, 1]], IndexError, ["one index array"]),
         (lambda: A[DENSE > 0], IndexError, ["mask of shape [5]", "[5, 4]"]),
         (lambda: jax.jit(lambda m: A[m].values)(np.ones(5, bool)), IndexError, ["flatnonzero"]),

@@ -1,5 +1,6 @@
 """Bad input of matrices in parts: the type of the error, and that it says what to write."""
 
+import pickle
 import sys
 
 import jax
@@ -113,6 +114,17 @@ def test_what_matrices_have_elsewhere(A, mesh):
         np.ones((6, 1)) * P
     with pytest.raises(ValueError, match=r"expected \[r, 6\] or \[6\], got \[2, 3, 2\]"):
         jnp.ones((2, 3, 2)) @ P
+    for wrong, got in ((A, "SparseArray"), (1, "int"), (parallel.partition(A, mesh, "x"), "other")):
+        with pytest.raises(TypeError, match=f"A - B: .* got {got}.*; of other structures, paral"):
+            P - wrong
+    function, (fields, specs) = P.__reduce__()
+    numbers, *names = fields["mesh"]
+    with pytest.raises(
+        ValueError, match=r"pickled on devices \[90, 91\], of which .* are not here"
+    ):
+        function({**fields, "mesh": (numbers + 90, *names)}, specs)
+    with pytest.raises(TypeError, match="only arrays with a value"):
+        jax.eval_shape(pickle.dumps, P)
     with pytest.raises(ValueError, match="values of own and of foreign entries, as A.values, got"):
         P.with_values(A.values)
     with pytest.raises(TypeError, match="must be dense, got a csr_array"):

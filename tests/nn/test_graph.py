@@ -1,5 +1,7 @@
 """`GraphConv` and `GraphAttention` against NumPy, in every transformation of JAX and Flax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +73,24 @@ def test_self_loops():
     ints = nn.add_self_loops(SparseArray.from_dense((A != 0).astype(np.int32)))
     assert ints.dtype == np.int32
     close(ints.todense(), (A != 0) + np.eye(N))
+
+
+def test_edges_follow_self_loops():
+    """Vectors of edges and of loops in the order of the result; edges that repeat stay apart."""
+    edge_index = np.array([[0, 1, 1, 2, 0, 3], [1, 1, 0, 3, 1, 0]])  # 0 -> 1 twice, a loop at 1
+    A, order = graphs.from_edges(edge_index, num_nodes=4, duplicates="keep", return_perm=True)
+    ids = np.concatenate([np.arange(6)[order], 10 + np.arange(4)])  # of edges, then of loops
+    ends = {e: (t, s) for e, (s, t) in enumerate(edge_index.T)} | {10 + i: (i, i) for i in range(4)}
+    add = functools.partial(nn.add_self_loops, return_perm=True)
+    for looped, perm in (add(A), add(A, remaining=True), jax.jit(add)(A)):
+        assert perm.dtype == np.int32 and perm.shape == (looped.nnz,)
+        count = 6 + 3  # node 1 has a loop
+        found = ids[np.asarray(perm)[:count]]
+        assert sorted(found) == [*range(6), 10, 12, 13]
+        rows, columns = (np.asarray(x)[:count] for x in looped.coordinates())
+        assert [ends[e] for e in found] == list(zip(rows, columns, strict=True))
+    with pytest.raises(ValueError, match="return_perm"):
+        add(A, return_perm="yes")
 
 
 def test_normalization_of_pyg():

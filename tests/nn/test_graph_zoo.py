@@ -198,9 +198,77 @@ def test_rgcn_of_several_kinds_of_nodes():
     check(layer, snn.RGCNConv(OUT, **FLOAT64), relations, x, y)
 
 
+def test_rgcn_of_features_by_kind():
+    likes, liked, rated = directed(4, 7), directed(7, 4, seed=2), directed(4, 7, seed=3)
+    A = {
+        ("user", "likes", "item"): likes,
+        ("item", "liked by", "user"): liked,
+        ("user", "rated", "item"): rated,
+    }
+    relations = graphs.join_relations({k: SparseArray.from_dense(v * 1.0) for k, v in A.items()})
+    x = {"user": normal(7, 6), "item": normal(4, 3, seed=5)}
+    for bases in (None, 2):
+        layer = nn.RGCNConv(
+            {"user": 6, "item": 3}, OUT, relations, bases=bases, rngs=nnx.Rngs(0), **FLOAT64
+        )
+        V, R = ({k: np.asarray(v[...]) for k, v in m.items()} for m in (layer.kernel, layer.root))
+        W = V["user"][0], V["item"][0], V["user"][1]
+        if bases:
+            c = np.asarray(layer.coefficients[...])
+            W = [np.tensordot(c[r], V[k], 1) for r, k in enumerate(("user", "item", "user"))]
+        y = {
+            "user": liked @ x["item"] @ W[1] + x["user"] @ R["user"],
+            "item": likes @ x["user"] @ W[0] + rated @ x["user"] @ W[2] + x["item"] @ R["item"],
+        }
+        twin = snn.RGCNConv(OUT, bases=bases, **FLOAT64)
+        if bases is None:
+            check(layer, twin, relations, x, y)
+        else:
+            close(layer(relations, x), y)
+            close(twin.apply({"params": pure(layer)}, relations, x), y)
+    assert str(jax.make_jaxpr(lambda x: layer(relations, x))(x)).count("spmm[") == 1
+    swapped = graphs.join_relations({k: SparseArray.from_dense(A[k] * 1.0) for k in reversed(A)})
+    with pytest.raises(ValueError, match="relations: expected .*'likes'.* got .*'rated'"):
+        layer(swapped, x)
+
+
+def test_pairs_of_features():
+    """Nodes that send and nodes that receive have other numbers of features."""
+    A = directed(6, N)
+    graph, x = SparseArray.from_dense(A * 1.0), (normal(N, IN), normal(6, 3, seed=4))
+    layer = nn.SAGEConv((IN, 3), OUT, reduce="sum", rngs=nnx.Rngs(0), **FLOAT64)
+    y = A @ x[0] @ np.asarray(layer.kernel[...]) + x[1] @ np.asarray(layer.root[...])
+    check(layer, snn.SAGEConv(OUT, reduce="sum", **FLOAT64), graph, x, y)
+    layer = nn.GATv2Conv((IN, 3), OUT, rngs=nnx.Rngs(0), **FLOAT64)
+    L, R, a = (
+        np.asarray(each[...]) for each in (layer.to_kernel, layer.from_kernel, layer.attention)
+    )
+    hidden = (x[1] @ L)[:, None] + (x[0] @ R)[None]
+    weights = np.where(A, np.exp(np.where(hidden > 0, hidden, 0.2 * hidden) @ a[0]), 0)
+    y = weights / np.maximum(weights.sum(1, keepdims=True), 1e-30) @ (x[0] @ R)
+    check(layer, snn.GATv2Conv(OUT, **FLOAT64), graph, x, y)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        (lambda g, x: nn.SAGEConv((3, 4, 5), 2, rngs=nnx.Rngs(0)), ValueError, "or a pair"),
+        (lambda g, x: nn.SAGEConv((IN, 3), 2, rngs=nnx.Rngs(0))(g, x), ValueError, "of 5 and 3"),
+        (
+            lambda g, x: nn.GATv2Conv((IN, 3), 2, share_weights=True, rngs=nnx.Rngs(0)),
+            ValueError,
+            "share_weights",
+        ),
+        (
+            lambda g, x: nn.RGCNConv({"a": 1}, 2, 3, rngs=nnx.Rngs(0)),
+            ValueError,
+            "Relations or their keys",
+        ),
+        (
+            lambda g, x: nn.RGCNConv({"a": 1}, 2, [("a", "r", "b")], rngs=nnx.Rngs(0)),
+            ValueError,
+            "in_features: expected those of 'b'",
+        ),
         (lambda g, x: nn.SAGEConv(IN, 2, reduce="prod", rngs=nnx.Rngs(0)), ValueError, "reduce"),
         (lambda g, x: nn.SAGEConv(4, 2, rngs=nnx.Rngs(0))(g, x), ValueError, "x must have shape"),
         (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, x), TypeError, "graph must be"),

@@ -81,10 +81,40 @@ def test_pairs_of_positions(format):
     of_values = jax.grad(lambda v: (A.with_values(v)[i, j] ** 2).sum())(A.values * 1.0)
     expected = jax.grad(lambda a: (a[i, j] ** 2).sum())(jnp.asarray(a * 1.0))
     np.testing.assert_allclose(A.with_values(of_values).todense(), expected)
-    with pytest.raises(IndexError, match="index arrays of one length, got 5 and 2; A"):
+    with pytest.raises(IndexError, match=r"that broadcast, got shapes \[5\] and \[2\]; A"):
         A[i, [0, 1]]
     with pytest.raises(IndexError, match="out of range"):
         A[i, i]
+
+
+@pytest.mark.parametrize("format", [CSR, COO, CVS(4)], ids=str)
+def test_index_arrays_broadcast(format):
+    """As in NumPy and SciPy; a column and a row of indices (np.ix_) select a submatrix."""
+    a = integers(7, 6)
+    A = SparseArray.from_dense(a, format=format)
+    i, j = np.array([0, 5, -1, 3]), np.array([5, -6, 1])
+    square = np.arange(4).reshape(2, 2)
+    for index in (
+        ([2], j),
+        (i, [4]),
+        (square, 5 - square),
+        (square, [1, 0]),
+        (np.zeros(0, int), [1]),
+    ):
+        got = A[index]
+        expected = a[tuple(map(np.asarray, index))]
+        assert isinstance(got, jax.Array) and got.dtype == a.dtype
+        np.testing.assert_array_equal(got, expected, err_msg=str(index))
+    for index in (np.ix_(i, j), (i[:, None], j), (j, i[:, None]), (i[None], j[:, None])):
+        got = A[index]
+        assert isinstance(got, SparseArray)
+        np.testing.assert_array_equal(dense_of(got.checked()), a[index], err_msg=str(index))
+    traced = jax.jit(lambda x, y: (A[x, 5 - x], A[y[:1], y]))(square, j)
+    np.testing.assert_array_equal(traced[0], a[square, 5 - square])
+    np.testing.assert_array_equal(traced[1], a[j[:1], j])
+    for wrong in (square, (square, slice(None)), (0, square)):
+        with pytest.raises(IndexError, match=r"one dimension at most, got int64 of shape \[2, 2\]"):
+            A[wrong]
 
 
 def test_pairs_of_a_traced_structure():

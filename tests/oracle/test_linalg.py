@@ -48,6 +48,25 @@ def test_solutions(name):
     np.testing.assert_allclose(padded, want, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
+def test_info(name):
+    """As SciPy's: 0 where it has converged, else the iterations that were allowed."""
+    solve, a = partial(getattr(linalg, name), maxiter=1), SOLVERS[name]
+    scipys = getattr(spl, name)(sp.csr_array(a), b, rtol=1e-8, maxiter=1)[1]
+    columns = np.stack([0 * b, b], 1)  # whether all have
+
+    @jax.jit
+    def infos(A, b):
+        options = {"tol": 1e-8}, {"tol": 1e-8, "atol": 1e3}, {"tol": np.nan}
+        found = [solve(A, b, **each)[1] for each in options]
+        return [*found, solve(A, columns, tol=1e-8)[1]]
+
+    found = infos(of(a), b)
+    assert all(info.dtype == jnp.int32 and info.shape == () for info in found)
+    np.testing.assert_array_equal(found, [1, 0, 1, 1])
+    assert scipys == 1
+
+
 def test_complex_systems():
     hermitian = SYMMETRIC + 1j * (integers(N, N) - integers(N, N).T)
     c, weights = b + 1j * B[:, 0], jnp.asarray(RNG.normal(size=N))

@@ -1,5 +1,7 @@
 """A matrix in parts: the plan against loops in NumPy for many parts, products on two devices."""
 
+import copy
+import pickle
 import re
 from dataclasses import replace
 from functools import partial
@@ -357,14 +359,19 @@ def test_operators(mesh):
 
     @jax.jit
     def several(A, x):
-        return -(2 * A * 3 / 12) @ x, A @ x[:, 0], y @ A, y[0] @ A
+        return -(2 * A * 3 / 12) @ x, A @ x[:, 0], y @ A, y[0] @ A, (sum([A, A]) - A / 4) @ x
 
-    expected = -0.5 * D @ x, D @ x[:, 0], y @ D, y[0] @ D
+    expected = -0.5 * D @ x, D @ x[:, 0], y @ D, y[0] @ D, 1.75 * D @ x
     for got, want in zip(several(A, x), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
     narrow = A.astype(jnp.float32)
     assert (narrow.dtype, narrow.nnz, narrow.ndim) == (jnp.float32, np.count_nonzero(D), 2)
     assert narrow.cover.out.values.dtype == jnp.float32
+    restored = pickle.loads(pickle.dumps(A))
+    assert jax.tree.structure(restored) == jax.tree.structure(A) and copy.deepcopy(A) is A
+    for mine, theirs in zip(*map(jax.tree.leaves, (A, restored)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.sharding == theirs.sharding
     nothing = parallel.partition(SparseArray.from_dense(np.zeros((0, 0))), mesh, "x")
     assert nothing.row_bounds == (0, 0, 0) and nothing.entries == (0, 0)
 

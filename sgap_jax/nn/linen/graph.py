@@ -18,7 +18,7 @@ from sgap_jax.nn.gin import gin_sums
 from sgap_jax.nn.graph_attention import graph_attention
 from sgap_jax.nn.graph_conv import GLOROT, graph_conv
 from sgap_jax.nn.linear import ZEROS
-from sgap_jax.nn.rgcn import rgcn_conv, stacked
+from sgap_jax.nn.rgcn import rgcn_conv, shapes_by_kind, stacked
 from sgap_jax.nn.sage import ends_of, sage_conv
 from sgap_jax.primitives.gspmm import Reduction
 from sgap_jax.schedules import Schedule
@@ -126,10 +126,9 @@ class SAGEConv(linen.Module):
 
     @linen.compact
     def __call__(self, graph: SparseArray, x: Any) -> jax.Array:
-        source, _ = ends_of("SAGEConv", graph, x)
-        shape = (source.shape[-1], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        root = self.param("root", self.kernel_init, shape, self.param_dtype)
+        shapes = [(end.shape[-1], self.features) for end in ends_of("SAGEConv", graph, x)]
+        kernel = self.param("kernel", self.kernel_init, shapes[0], self.param_dtype)
+        root = self.param("root", self.kernel_init, shapes[1], self.param_dtype)
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
@@ -187,13 +186,13 @@ class GATv2Conv(linen.Module):
     def __call__(
         self, graph: SparseArray, x: Any, edges: Any = None, *, deterministic: bool | None = None
     ) -> jax.Array:
-        source, _ = ends_of("GATv2Conv", graph, x)
+        source, own = ends_of("GATv2Conv", graph, x)
         width = self.heads * self.features
 
         def new(name: str, init: Initializer, *shape: int) -> Any:
             return self.param(name, init, shape, self.param_dtype)
 
-        to = new("to_kernel", self.kernel_init, source.shape[-1], width)
+        to = new("to_kernel", self.kernel_init, own.shape[-1], width)
         frm = of_edges = bias = None
         if not self.share_weights:
             frm = new("from_kernel", self.kernel_init, source.shape[-1], width)
@@ -221,7 +220,8 @@ class GATv2Conv(linen.Module):
 
 class RGCNConv(linen.Module):
     """R-GCN: see `sgap_jax.nn.RGCNConv`. Parameters `kernel`, `coefficients` (with `bases`), `root`
-    and `bias`."""
+    and `bias`; where kinds of nodes have other numbers of features, `kernel` and `root` are dicts.
+    """
 
     features: int
     bases: int | None = None
@@ -234,18 +234,32 @@ class RGCNConv(linen.Module):
 
     @linen.compact
     def __call__(self, relations: Any, x: Any) -> Any:
-        one = next(iter(x.values())) if isinstance(x, dict) else x
-        size, count = jnp.shape(one)[-1], len(relations.keys)
+        of_kinds = x if isinstance(x, dict) else {"": x}
+        sizes, count = {kind: jnp.shape(v)[-1] for kind, v in of_kinds.items()}, len(relations.keys)
 
         def new(name: str, init: Initializer, *shape: int) -> Any:
             return self.param(name, init, shape, self.param_dtype)
 
-        matrices = count if self.bases is None else self.bases
-        kernel = new("kernel", stacked(self.kernel_init), matrices, size, self.features)
+        def of_each_kind(name: str, init: Initializer, shapes: dict) -> Any:
+            def made(key: Any) -> dict:
+                keys = zip(shapes, jax.random.split(key, len(shapes)), strict=True)
+                return {kind: init(key, shapes[kind], self.param_dtype) for kind, key in keys}
+
+            return self.param(name, made)
+
         coefficients = bias = None
+        if len(set(sizes.values())) > 1:
+            shapes = shapes_by_kind(relations.keys, sizes, self.features, self.bases)
+            kernel = of_each_kind("kernel", stacked(self.kernel_init), shapes)
+            roots = {kind: (size, self.features) for kind, size in sizes.items()}
+            root = of_each_kind("root", self.kernel_init, roots)
+        else:
+            size = next(iter(sizes.values()))
+            matrices = count if self.bases is None else self.bases
+            kernel = new("kernel", stacked(self.kernel_init), matrices, size, self.features)
+            root = new("root", self.kernel_init, size, self.features)
         if self.bases is not None:
-            coefficients = new("coefficients", self.kernel_init, count, matrices)
-        root = new("root", self.kernel_init, size, self.features)
+            coefficients = new("coefficients", self.kernel_init, count, self.bases)
         if self.use_bias:
             bias = new("bias", self.bias_init, self.features)
         promote = lambda arrays: promote_dtype(arrays, dtype=self.dtype)  # noqa: E731
