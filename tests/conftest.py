@@ -81,14 +81,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="all", help="see tests/helpers/tiers.py"
     )
-    words = "write tests/helpers/seconds.txt: what each test takes; on an idle machine"
+    words = "write tests/helpers/seconds.txt: the processor time of each test"
     parser.addoption("--write-seconds", action="store_true", help=words)
     words = "write golden files: runs the tests that have some, see tests/helpers/golden_files.py"
     parser.addoption("--write-golden", action="store_true", help=words)
 
 
 def pytest_configure(config):
-    if config.option.write_seconds and not hasattr(config, "workerinput"):
+    if config.option.write_seconds:
         config.pluginmanager.register(tiers.Timing())
 
 
