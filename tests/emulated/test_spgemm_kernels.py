@@ -241,8 +241,8 @@ def test_in_jax_with_derivatives_and_batches():
         return (
             product(A.values, B.values, mask=M),
             product(A.values, B.values, plan=M),
-            jax.grad(slope, (0, 1))(A.values, B.values),
-            jax.vmap(lambda a: product(a, B.values, plan=C))(many),
+            jax.jit(jax.grad(slope, (0, 1)))(A.values, B.values),
+            jax.jit(jax.vmap(lambda a: product(a, B.values, plan=C)))(many),
             inside.values,
             inside.index_arrays,
             inside.overflow,
