@@ -207,6 +207,7 @@ def check_structure(name="skewed", ways=(0, -2)):
         assert not indices[both:].any()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", NAMES[::2])
 def test_structures(name):
     check_structure(name, [(0, 5, -2)[NAMES.index(name) // 2 % 3]])

@@ -74,6 +74,7 @@ def test_patterns_stay_concrete(format):
         close(run(scales), want)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("format", [CSR, CVS(4), BCSR(2, 4)], ids=str)
 def test_explicit_sharding(format):
     A, B = (SparseArray.from_dense(np.tri(8, k=k), format=format) for k in (0, -2))

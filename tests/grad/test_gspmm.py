@@ -151,6 +151,7 @@ def test_gradients_keep_the_dtype(dtype):
         assert dv.shape == A.values.shape and dX.shape == X.shape
 
 
+@pytest.mark.tier("all")
 def test_third_order_of_an_extremum(backend):
     case = BATTERY["empty_rows_at_both_ends"]
     A = array(case, "float64")

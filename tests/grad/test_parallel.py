@@ -142,6 +142,7 @@ def test_the_reference_of_other_ops_under_explicit_sharding(format):
         close(jax.jit(jax.grad(loss, (0, 1, 2)))(S.values, x, b), expected)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("format", [CSR, COO, CVS(2), CSF(2)], ids=str)
 def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
@@ -168,6 +169,7 @@ def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
         close((jax.jit(run)(v, b), jax.jit(jax.grad(run))(v, b)), expected)
 
 
+@pytest.mark.tier("all")
 def test_a_sparse_product_in_plain_jax(mesh):
     """Its loop starts from zeros, which must vary over the devices as the operands do."""
     pattern = spgemm_plan(A, A.T)

@@ -95,7 +95,7 @@ MATRICES = [
 ]
 
 
-@pytest.mark.seconds(check=4, test=15)
+@pytest.mark.seconds(check=4, test=8)
 @pytest.mark.parametrize(("name", "length"), MATRICES)
 def test_battery(name, length):
     if length is None:

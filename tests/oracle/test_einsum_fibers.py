@@ -216,6 +216,7 @@ def test_outputs_of_another_structure(subscripts, levels):
         assign(subscripts, {"A": CSF(3), "C": Format(levels)})
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
 @pytest.mark.parametrize("reduction", ["max", "min"])
 def test_extrema_of_fibers_and_their_gradients_are_those_of_the_dense_result(reduction, schedule):

@@ -264,7 +264,7 @@ def test_derivatives(format):
     )
     known = lambda v: parts(v, idx, 3)
     for f in (known, lambda v: jax.jit(parts)(v, idx, 3)):
-        found = jax.grad(f)(A.values)
+        found = jax.jit(jax.grad(f))(A.values)
         np.testing.assert_allclose(found.reshape(-1), expected, rtol=1e-12)
     check_grads(jax.jit(known), (A.values,), order=2, rtol=1e-4)
 

@@ -329,7 +329,7 @@ def test_small_results_do_not_keep_the_memory_of_large_ones():
     assert resident() - before <= 64 << 20  # 170 MB with the memory of the sums
 
 
-@pytest.mark.seconds(check=3, test=8)
+@pytest.mark.seconds(check=3, test=4)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
 @pytest.mark.parametrize("name", ["empty_rows_at_both_ends", "every_length", "padded", "no_rows"])
 def test_operator_formats_and_dtypes(name, schedule):

@@ -186,6 +186,7 @@ def test_rows_without_scores_give_zeros_and_no_gradient():
     assert not np.asarray(attention(scores, v))[[0, 3]].any()
 
 
+@pytest.mark.tier("all")
 def test_batches():
     scores, lengths = jnp.asarray(normal(3, 8, 20)), jnp.int32([20, 5, 0])
     each = [select.top_k(x, 4, lengths=n) for x, n in zip(scores, lengths, strict=True)]
