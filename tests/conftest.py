@@ -129,7 +129,9 @@ def pytest_collection_modifyitems(config, items):
     if UNTIL and config.option.tier == "all":
         config.stash[IF_TIME] = tiers.left_out(candidates, "check")
         others = tiers.left_out(candidates, "test")
-        items.sort(key=lambda item: (item in config.stash[IF_TIME]) + (item in others))
+        last = tiers.further([item for item in items if item not in left], others)
+        orders = (config.stash[IF_TIME], others, last)
+        items.sort(key=lambda item: sum(item in later for later in orders))
     left |= golden_files.left_out(items) if config.option.write_golden else set()
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]

@@ -111,6 +111,11 @@ def test_functions_are_told_from_variants():
     assert of("tests/a.py::test_b@packaging") == of("tests/a.py::test_b") == "tests/a.py::test_b"
 
 
+def test_one_variant_of_each_function_comes_before_others():
+    items = [Item(name, {}) for name in ("test_a[x]", "test_a[y]", "test_b[x]", "test_b[y]")]
+    assert tiers.further(items, set(items[1:])) == {items[1], items[3]}
+
+
 def test_times_that_are_written(monkeypatch, tmp_path):
     """Means of what ran; of what did not run and is still defined, scaled by what did."""
     folder, file = "tests/nn/test_x.py", tmp_path / "tests" / "helpers" / "seconds.txt"

@@ -20,8 +20,8 @@ a tier, has a mark:
 Which variants run depends on names, values and that file only, so it is the same on every machine,
 and a new parameter value is in every tier at once. One exception: with SGAP_TEST_UNTIL, seconds
 since 1970, which `.ci/run` sets, `all` runs the tests of `check` first, then those of `test`, then
-others, and skips what has not begun by then and is not in `check`: the slowest machine ends in time
-and says how much it has left out.
+one variant of each other function, then others, and skips what has not begun by then and is not in
+`check`: the slowest machine ends in time and says how much it has left out.
 """
 
 import collections
@@ -218,3 +218,16 @@ def left_out(items: list, tier: str) -> set:
             kept += sorted(rest, key=lambda i: zlib.crc32(names[i].encode()))
         out.update(item for i, item in enumerate(variants) if i not in kept[:most])
     return out
+
+
+def further(items: list, later: set) -> set:
+    """Of the tests in `later` those whose function has a variant before: elsewhere or earlier."""
+    seen = {function_id(item.nodeid) for item in items if item not in later}
+    found = set()
+    for item in items:
+        if item in later:
+            function = function_id(item.nodeid)
+            if function in seen:
+                found.add(item)
+            seen.add(function)
+    return found
