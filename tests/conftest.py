@@ -81,14 +81,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="all", help="see tests/helpers/tiers.py"
     )
-    words = "write tests/helpers/seconds.txt: what each test takes; on an idle machine"
+    words = "write tests/helpers/seconds.txt: the processor time of each test"
     parser.addoption("--write-seconds", action="store_true", help=words)
     words = "write golden files: runs the tests that have some, see tests/helpers/golden_files.py"
     parser.addoption("--write-golden", action="store_true", help=words)
 
 
 def pytest_configure(config):
-    if config.option.write_seconds and not hasattr(config, "workerinput"):
+    if config.option.write_seconds:
         config.pluginmanager.register(tiers.Timing())
 
 
@@ -129,7 +129,9 @@ def pytest_collection_modifyitems(config, items):
     if UNTIL and config.option.tier == "all":
         config.stash[IF_TIME] = tiers.left_out(candidates, "check")
         others = tiers.left_out(candidates, "test")
-        items.sort(key=lambda item: (item in config.stash[IF_TIME]) + (item in others))
+        last = tiers.further([item for item in items if item not in left], others)
+        orders = (config.stash[IF_TIME], others, last)
+        items.sort(key=lambda item: sum(item in later for later in orders))
     left |= golden_files.left_out(items) if config.option.write_golden else set()
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]

@@ -32,6 +32,7 @@ def same(A, B):
     return np.array_equal(A.todense(), B.todense()) and A.shape == B.shape
 
 
+@pytest.mark.tier("test")
 def test_what_matrix_market_means(tmp_path):
     path = tmp_path / "a.mtx"
 

@@ -47,6 +47,7 @@ def test_invariants(case, format):
     assert A.T.format == format.transposed and A.T.T.format == format
 
 
+@pytest.mark.tier("test")
 @cases
 def test_conversions_between_all_formats(case):
     dense = case.dense()

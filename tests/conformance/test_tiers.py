@@ -2,6 +2,8 @@
 
 import itertools
 import pathlib
+import subprocess
+import sys
 import types
 
 import pytest
@@ -107,3 +109,34 @@ def test_functions_are_told_from_variants():
     of = tiers.function_id
     assert of("tests/a.py::test_b[x-{<1/8 row, 4 col>, 8}]") == "tests/a.py::test_b"
     assert of("tests/a.py::test_b@packaging") == of("tests/a.py::test_b") == "tests/a.py::test_b"
+
+
+def test_one_variant_of_each_function_comes_before_others():
+    items = [Item(name, {}) for name in ("test_a[x]", "test_a[y]", "test_b[x]", "test_b[y]")]
+    assert tiers.further(items, set(items[1:])) == {items[1], items[3]}
+
+
+def test_times_that_are_written(monkeypatch, tmp_path):
+    """Means of what ran; of what did not run and is still defined, scaled by what did."""
+    folder, file = "tests/nn/test_x.py", tmp_path / "tests" / "helpers" / "seconds.txt"
+    for path in (file, tmp_path / folder):
+        path.parent.mkdir(parents=True)
+    (tmp_path / folder).write_text("def test_all():\n    pass\n")
+    listed = {"test_a": 0.25, "test_all": 1.5, "test_gone": 2.0, "test_quicker": 0.5}
+    listed = {f"{folder}::{name}": value for name, value in listed.items()}
+    monkeypatch.setattr(tiers, "FILE", file)
+    monkeypatch.setattr(tiers, "seconds", lambda: listed)
+    timing = tiers.Timing()
+    for name, spent in {"a[x]": 0.4, "a[y]": 0.6, "b": 0.1, "quicker": 0.2}.items():
+        for phase in (spent / 4, spent * 3 / 4):
+            report = types.SimpleNamespace(nodeid=f"{folder}::test_{name}", processor_seconds=phase)
+            timing.pytest_runtest_logreport(report)
+    timing.pytest_sessionfinish(types.SimpleNamespace(config=types.SimpleNamespace()))
+    expected = ["0.5 test_a", "3 test_all", "0.2 test_quicker"]
+    assert file.read_text().splitlines() == [line.replace(" ", f" {folder}::") for line in expected]
+
+
+def test_processor_time_is_that_of_children_too():
+    begun = tiers._processor_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"])
+    assert 0.15 < tiers._processor_seconds() - begun < 2

@@ -23,6 +23,7 @@ def check(name, setting, tile=EIGHT):
     check_case(name, setting, tile)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", [n for n in BATTERY if "heavy" not in n and n != "skewed"])
 def test_the_battery(name):
     i = list(BATTERY).index(name)

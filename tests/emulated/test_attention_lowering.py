@@ -65,7 +65,7 @@ def test_one_launch_forward_and_two_backward(length, given):
         "AttentionRowsBackwardKernel",
         "AttentionKeysBackwardKernel",
     ]
-    close(found, jax.grad(loss(expected), (0, 1, 2))(Q, KEYS, VALUES))
+    close(found, jax.jit(jax.grad(loss(expected), (0, 1, 2)))(Q, KEYS, VALUES))
 
 
 def test_bias_sinks_and_lengths():

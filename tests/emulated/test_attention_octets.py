@@ -39,6 +39,7 @@ def test_octets(dtype, length):
         check("padded", dataclasses.replace(of, **wide), tile)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("tile", [ONE, AttentionTile(8, 16, octet=True)], ids=str)
 def test_gradients_of_keys_in_several_windows(tile):
     """38 block rows, with 32 in a window; 16 warps share rows forward, 8 share keys."""

@@ -137,6 +137,7 @@ def test_more_pieces_of_a_row_than_lanes_that_merge_them(given):
     compare(LONG, AttentionTile(8, chunk=2), **given)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_every_dtype(dtype):
     compare(GLOBAL, AttentionTile(8, chunk=8), 8, dtype)

@@ -90,6 +90,7 @@ def test_terms_and_their_gradients(name, format, dtype):
     check(name, format, dtype)
 
 
+@pytest.mark.tier("test")
 def test_dropout_drops_the_same_entries_as_on_the_cpu():
     """Each key's value is a column of its own: where the result is zero, the entry is dropped."""
     A = SparseArray.from_dense(STORED.astype(np.float32))

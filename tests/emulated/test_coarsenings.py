@@ -92,6 +92,7 @@ NOT_OF_DOUBLES = (
 CASES = [(op, point) for op, points in POINTS.items() for point in points]
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("op, point", CASES)
 def test_results_are_exact_and_stay_in_registers(op, point):
     n = CASES.index((op, point))

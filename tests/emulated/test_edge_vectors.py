@@ -74,6 +74,7 @@ def check_entries(name, point, op, dtype, n):
     same_as_on_the_cpu(results, point)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize(("op", "reduce", "transpose"), MESSAGES)
 def test_messages_are_those_of_the_cpu(op, reduce, transpose, point):

@@ -159,6 +159,7 @@ def test_every_point(point):
         check_derivatives(of, point, SDDMM_POINTS[i % 3])
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", BATTERY)
 def test_every_matrix(name):
     for i, point in enumerate(REPRESENTATIVES):

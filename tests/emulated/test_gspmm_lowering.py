@@ -19,6 +19,7 @@ def compiler():
     require_nvrtc()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("transpose", "op", "reduce"), [(False, "mul", "max"), (True, "sub", "min")]
 )

@@ -63,6 +63,7 @@ def derivatives(function, v, t, u):
     return jax.jvp(function, (v,), (t,)), second(v, u), jax.grad(lambda v: second(v, u)[1] @ t)(v)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("name", OPS)
 def test_derivatives_to_order_2_are_those_of_the_cpu(name, point):

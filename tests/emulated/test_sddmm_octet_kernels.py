@@ -65,6 +65,7 @@ def of(tile, length, dtype="float16"):
     return tile if sddmm_registers(tile, dtype) <= 160 else smaller
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
     for j in range(3):  # three of the lengths; the next matrix has others

@@ -207,6 +207,7 @@ def check_structure(name="skewed", ways=(0, -2)):
         assert not indices[both:].any()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", NAMES[::2])
 def test_structures(name):
     check_structure(name, [(0, 5, -2)[NAMES.index(name) // 2 % 3]])
@@ -241,8 +242,8 @@ def test_in_jax_with_derivatives_and_batches():
         return (
             product(A.values, B.values, mask=M),
             product(A.values, B.values, plan=M),
-            jax.grad(slope, (0, 1))(A.values, B.values),
-            jax.vmap(lambda a: product(a, B.values, plan=C))(many),
+            jax.jit(jax.grad(slope, (0, 1)))(A.values, B.values),
+            jax.jit(jax.vmap(lambda a: product(a, B.values, plan=C)))(many),
             inside.values,
             inside.index_arrays,
             inside.overflow,

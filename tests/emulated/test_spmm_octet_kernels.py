@@ -57,6 +57,7 @@ def test_the_battery(name):
         check(name, OctetTile(length, tf32=True), dtype, 5 + 3 * (offset > 0))
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_length_and_dtype(length, dtype):

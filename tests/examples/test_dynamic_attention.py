@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_pairs():
         assert (stream[: SMALL.pairs, 1] < SMALL.values).all()
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_selections_reach_the_accuracy_of_dense_attention(tmp_path):
     base = recall.Config(
         heads=2, steps=60, warmup=40, batch=8, top_k=8, num_blocks=24, learning_rate=1e-2

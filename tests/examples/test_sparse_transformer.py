@@ -250,7 +250,7 @@ def test_command_line_errors_are_sentences(tmp_path, capsys):
 # ---- several devices ----------------------------------------------------------------------------
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2)], ids=["batch", "heads"])
 def test_training_over_devices_gives_the_losses_of_one(shape):
     """The batch over one axis of a mesh, heads over the other, under plain jit."""

@@ -74,17 +74,20 @@ def test_gradients_in_every_dtype(length, dtype, schedule):
         out, lse = sparse_attention(q, k, v, A, **options)
         return out.astype(wide), lse
 
-    def dense(q, k, v, bias, sinks):
-        return twin(q, k, v, dense_mask(A)[None, None], bias=scatter(A, bias)[None], sinks=sinks)
+    mask = dense_mask(A)[None, None]
 
-    found = jax.grad(loss(mine), range(5))(*x, bias, sinks)
+    def dense(q, k, v, bias, sinks):
+        return twin(q, k, v, mask, bias=scatter(A, bias)[None], sinks=sinks)
+
+    alone = lambda *x: mine(*x, bias, sinks)  # without the bias's gradient
+    both = lambda *x: (jax.grad(loss(mine), range(5))(*x), jax.grad(loss(alone), 1)(*x[:3]))
+    found, of_keys = jax.jit(both)(*x, bias, sinks)
     assert [g.dtype for g in found] == [jnp.dtype(dtype)] * 3 + [jnp.dtype(wide)] * 2
     exact = [jnp.asarray(rounded(np.asarray(a, np.float64), "float64")) for a in (*x, bias, sinks)]
-    expected = jax.grad(loss(dense), range(5))(*exact)
+    expected = jax.jit(jax.grad(loss(dense), range(5)))(*exact)
     eps = float(jnp.finfo(dtype).eps)
     close(found, expected, 20 * max(eps, float(jnp.finfo(wide).eps)))
-    alone = jax.grad(loss(lambda *x: mine(*x, bias, sinks)), 1)(*x)  # without the bias's gradient
-    np.testing.assert_array_equal(alone, found[1])
+    np.testing.assert_array_equal(of_keys, found[1])
 
 
 @pytest.mark.parametrize("length", [None, 8, 16])
@@ -146,7 +149,7 @@ def test_masked_rows_have_zero_gradients(length, schedule):
     lengths = jnp.asarray([37, 0], jnp.int32)
     options = dict(bias=bias, is_causal=True, key_value_seq_lengths=lengths, schedule=schedule)
     f = loss(lambda *x: sparse_attention(*x, A, return_lse=True, **options))
-    dq, dk, dv = jax.grad(f, (0, 1, 2))(*x)
+    dq, dk, dv = map(np.asarray, jax.jit(jax.grad(f, (0, 1, 2)))(*x))
     assert all(np.isfinite(g).all() for g in (dq, dk, dv))
     assert not dq[:, 16:24].any() and not dq[1].any() and not dk[1].any() and not dv[1].any()
     assert dq[0].any() and dk[0].any() and dv[0].any()
@@ -155,7 +158,7 @@ def test_masked_rows_have_zero_gradients(length, schedule):
     )
     kept = np.stack([kept, np.zeros_like(kept)])[:, None]
     b = jnp.where(jnp.isneginf(scatter(A, bias)), 0, scatter(A, bias))[None, None]
-    expected = jax.grad(loss(lambda *x: twin(*x, kept, bias=b)), (0, 1, 2))(*x)
+    expected = jax.jit(jax.grad(loss(lambda *x: twin(*x, kept, bias=b)), (0, 1, 2)))(*x)
     close((dq, dk, dv), expected, 1e-12)
 
 
@@ -209,15 +212,16 @@ def test_a_sink_of_infinity_takes_everything(schedule):
 def test_scale_and_a_pattern_for_each_head():
     A, B = pattern(8), pattern(None, ~MASK)
     q, k, v = operands("float64", heads=2, key_heads=1)
+    masks = np.stack([dense_mask(A), dense_mask(B)])[None]
 
     def mine(q, k, v, scale):
         return sparse_attention(q, k, v, (A, B), scale=scale, return_lse=True)
 
     def dense(q, k, v, scale):
-        return twin(q, k, v, np.stack([dense_mask(A), dense_mask(B)])[None], scale=scale)
+        return twin(q, k, v, masks, scale=scale)
 
     x = (q, k, v, jnp.asarray(0.7))
-    close(jax.grad(loss(mine), range(4))(*x), jax.grad(loss(dense), range(4))(*x), 1e-11)
+    close(*(jax.jit(jax.grad(loss(f), range(4)))(*x) for f in (mine, dense)), 1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -240,28 +244,31 @@ def test_the_transposes_of_the_linear_maps():
     A, x = pattern(8), operands("float64")
     f = lambda *x: sparse_attention(*x, A)
     t = operands("float64", seed=5)
-    out, jvp = jax.linearize(f, *x)
-    c = jnp.cos(out)
-    pulled = jax.linear_transpose(jvp, *t)(c)
-    forward = jnp.vdot(jvp(*t), c)
-    np.testing.assert_allclose(forward, sum(map(jnp.vdot, t, pulled)), rtol=1e-12)
-    back = jax.vjp(f, *x)[1]
-    again = jax.linear_transpose(back, c)(tuple(t))[0]
-    np.testing.assert_allclose(again, jvp(*t), atol=1e-12)
+
+    @jax.jit
+    def maps(x, t):
+        out, jvp = jax.linearize(f, *x)
+        c = jnp.cos(out)
+        back = jax.linear_transpose(jax.vjp(f, *x)[1], c)
+        return c, jvp(*t), jax.linear_transpose(jvp, *t)(c), back(tuple(t))[0]
+
+    c, forward, pulled, again = maps(x, t)
+    np.testing.assert_allclose(np.vdot(forward, c), sum(map(np.vdot, t, pulled)), rtol=1e-12)
+    np.testing.assert_allclose(again, forward, atol=1e-12)
 
 
 def test_vmap_of_every_operand_and_of_the_structure():
     A, (q, k, v) = pattern(8), operands("float64")
     sinks = jnp.arange(4.0)
-    f = lambda q, k, v, s: jax.grad(
-        lambda *x: jnp.sum(jnp.sin(sparse_attention(*x[:3], A, sinks=x[3]))), (0, 1, 2, 3)
-    )(q, k, v, s)
+    f = jax.jit(
+        jax.grad(lambda *x: jnp.sum(jnp.sin(sparse_attention(*x[:3], A, sinks=x[3]))), range(4))
+    )
     many = [jnp.stack([x, 2 * x, x - 1]) for x in (q, k, v, sinks)]
     for axes in ((0, 0, 0, 0), (0, None, None, None), (None, 0, None, 0), (None, None, 0, None)):
         given = [
             x if a is None else m for a, x, m in zip(axes, (q, k, v, sinks), many, strict=True)
         ]
-        found = jax.vmap(f, axes)(*given)
+        found = jax.tree.map(np.asarray, jax.jit(jax.vmap(f, axes))(*given))
         for i in range(3):
             one = [
                 x if a is None else m[i]

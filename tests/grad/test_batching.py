@@ -55,7 +55,7 @@ def test_vmap(op):
     close(along(function, 1), [np.moveaxis(np.asarray(x), 0, 1) for x in expected])
 
 
-@pytest.mark.seconds(check=2, test=12)
+@pytest.mark.seconds(check=2, test=8)
 def test_vmap_of_grad_and_grad_of_vmap(op):
     function, twin, operands = op
     cases = list(mapped(operands))

@@ -20,7 +20,7 @@ def argnums(operands):
     return tuple(range(len(operands)))
 
 
-@pytest.mark.seconds(check=2, test=10, all=50)
+@pytest.mark.seconds(check=2, test=6, all=50)
 def test_finite_differences_to_order_2(op):
     function, _, operands = op
     check_grads(jax.jit(function), operands, order=2, modes=["fwd", "rev"], eps=1e-5)
@@ -38,7 +38,7 @@ def test_value_and_gradient(op):
     close(found, (*expected, expected[1]))
 
 
-@pytest.mark.seconds(check=2, test=12, all=50)
+@pytest.mark.seconds(check=2, test=8, all=50)
 def test_second_order_mixed(op):
     function, twin, operands = op
     every = argnums(operands)
@@ -49,7 +49,7 @@ def test_second_order_mixed(op):
             close(second(*operands), expected)
 
 
-@pytest.mark.seconds(check=2, test=10)
+@pytest.mark.seconds(check=2, test=6)
 def test_jvp_and_linearize(op):
     function, twin, operands = op
     tangents = tuple(normal(*x.shape, seed=9) for x in operands)

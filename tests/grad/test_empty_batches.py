@@ -61,7 +61,7 @@ def operations(A, schedule):
         yield lambda v, X: sparse_attention(*[head(X) for _ in "qkv"], A, schedule=rows) + v.sum()
 
 
-@pytest.mark.seconds(test=6)
+@pytest.mark.seconds(test=3)
 @pytest.mark.parametrize(("format", "schedule"), CASES, ids=str)
 def test_every_operation(format, schedule):
     A, X = SparseArray.from_dense(DENSE, format=format), normal(N, 4)

@@ -75,8 +75,8 @@ def test_every_op_batched_over_devices(case, mesh):
     first = operands[:-1]
     sharded = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
     whole = lambda first, last: sum(f(*first, y) for y in last)
-    close(jax.jit(sharded)(first, batch), whole(first, batch))
-    close(jax.jit(jax.grad(sharded, (0, 1)))(first, batch), jax.grad(whole, (0, 1))(first, batch))
+    both = lambda f: jax.jit(jax.value_and_grad(f, (0, 1)))(first, batch)
+    close(both(sharded), both(whole))
 
 
 def test_a_sparse_array_crosses_shard_map(mesh):
@@ -135,13 +135,14 @@ def test_the_reference_of_other_ops_under_explicit_sharding(format):
         return row_max(P, schedule=Reference()), gspmm(P, Y, reduce="max", schedule=Reference())
 
     loss = lambda v, X, Y: sum(jnp.sum(jnp.sin(x)) for x in f(S.with_values(v), X, Y))
-    expected = jax.grad(loss, (0, 1, 2))(S.values, X, B)
+    expected = jax.jit(jax.grad(loss, (0, 1, 2)))(S.values, X, B)
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
         x, b = (jax.device_put(y, NamedSharding(mesh, P(None, "x"))) for y in (X, B))
         close(jax.jit(jax.grad(loss, (0, 1, 2)))(S.values, x, b), expected)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("format", [CSR, COO, CVS(2), CSF(2)], ids=str)
 def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
@@ -159,7 +160,7 @@ def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
     loss = lambda v, b, f=f: jnp.sum(jnp.sin(f(v, b)))
     outside = SparseArray.from_dense(dense, format=format)
     v = outside.values
-    expected = loss(v, B), jax.grad(loss)(v, B)
+    expected = jax.jit(lambda v, b: (loss(v, b), jax.grad(loss)(v, b)))(v, B)
     with jax.set_mesh(mesh):
         outside = SparseArray.from_dense(dense, format=format)
         b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
@@ -168,6 +169,7 @@ def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
         close((jax.jit(run)(v, b), jax.jit(jax.grad(run))(v, b)), expected)
 
 
+@pytest.mark.tier("all")
 def test_a_sparse_product_in_plain_jax(mesh):
     """Its loop starts from zeros, which must vary over the devices as the operands do."""
     pattern = spgemm_plan(A, A.T)
@@ -178,4 +180,5 @@ def test_a_sparse_product_in_plain_jax(mesh):
 
     each = jnp.stack([A.values, 2 * A.values])
     sharded = jax.shard_map(step, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    close(jax.jit(sharded)(each), jnp.concatenate([step(each[:1]), step(each[1:])]))
+    one = jax.jit(step)
+    close(jax.jit(sharded)(each), jnp.concatenate([one(each[:1]), one(each[1:])]))

@@ -37,13 +37,14 @@ def test_explicit_axes():
     with jax.set_mesh(mesh):
         loss = lambda B: jnp.sum(jnp.sin(A.from_parts(A @ B)))
         X = A.to_parts(B)
-        assert jax.typeof(A @ X).sharding.spec[0] == "x"
-        got = A.from_parts(jax.jit(jax.grad(loss))(X))
-    close(got, jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B))
+        assert jax.typeof(jax.jit(lambda X: A @ X)(X)).sharding.spec[0] == "x"
+        got = jax.jit(lambda X: A.from_parts(jax.grad(loss)(X)))(X)
+    close(got, jax.jit(jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B)))))(B))
     with jax.set_mesh(mesh):  # an operand that is not split yet
         rows = A.to_parts(B, transpose=True)
-        back = parallel.spmm(A, jax.sharding.reshard(rows, jax.P()), transpose=True)
-        close(A.from_parts(back, transpose=True), spmm(WHOLE, B, transpose=True))
+        whole = jax.sharding.reshard(rows, jax.P())
+        back = lambda X: A.from_parts(parallel.spmm(A, X, transpose=True), transpose=True)
+        close(jax.jit(back)(whole), jax.jit(lambda B: spmm(WHOLE, B, transpose=True))(B))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -51,7 +52,7 @@ def test_columns_over_another_axis(kind):
     """Of an array with a value, and under explicit axes, columns stay where they are; a second axis
     divides others, padded, too. One part: what travels is in test_parts_of_eight.py."""
     B = normal(15, 4 if kind == AxisType.Auto else 3)
-    expected = jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B)
+    expected = jax.jit(jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B)))))(B)
     mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(kind,) * 2)
     over = jax.P("x", None, "y")
     with jax.set_mesh(mesh):
@@ -94,7 +95,10 @@ def test_nan_in_a_row_whose_query_travels(A):
     whole = SparseArray.from_dense(TOKENS - (np.arange(15) == 6) + np.eye(15))  # no token for all
     apart = parallel.partition(whole, A.mesh, "x")
     q, k = normal(15, 2, 3).at[6].set(np.nan), normal(15, 2, 3)
-    found = parallel.sparse_attention(q, k, k, apart, return_lse=True)
-    expected = sparse_attention(q, k, k, whole, return_lse=True)
+    attend = lambda function, pattern: jax.jit(lambda *x: function(*x, pattern, return_lse=True))(
+        q, k, k
+    )
+    found = attend(parallel.sparse_attention, apart)
+    expected = attend(sparse_attention, whole)
     assert sum(apart.global_rows.queries.to_all) == 1 and np.isnan(expected[1][6]).all()
     close(found, expected)

@@ -20,7 +20,7 @@ def a_free_port():
         return found.getsockname()[1]
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_two_processes_compute_what_one_device_does(tmp_path):
     """GCN and graph attention forward and backward, attention of a sequence, rows of a file."""
     rng = np.random.default_rng(0)

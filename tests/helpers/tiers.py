@@ -8,8 +8,9 @@
             test function in this tier allows
     check   likewise, but only each value occurs, and slow kinds of tests are left out
 
-The time of a variant is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
-test that is not listed is quick. `test` runs at least one variant of each function of CORE, of
+The time of a variant is in seconds.txt: processor time, that of child processes included, measured
+by `pytest --write-seconds` without cached results (SGAP_TEST_RESULTS= an empty folder); a test that
+is not listed is quick. `test` runs at least one variant of each function of CORE, of
 others one that takes up to a second. A test with a larger budget in a tier, or one that belongs to
 a tier, has a mark:
 
@@ -19,8 +20,8 @@ a tier, has a mark:
 Which variants run depends on names, values and that file only, so it is the same on every machine,
 and a new parameter value is in every tier at once. One exception: with SGAP_TEST_UNTIL, seconds
 since 1970, which `.ci/run` sets, `all` runs the tests of `check` first, then those of `test`, then
-others, and skips what has not begun by then and is not in `check`: the slowest machine ends in time
-and says how much it has left out.
+one variant of each other function, then others, and skips what has not begun by then and is not in
+`check`: the slowest machine ends in time and says how much it has left out.
 """
 
 import collections
@@ -28,7 +29,12 @@ import functools
 import itertools
 import pathlib
 import re
+import resource
+import statistics
+import time
 import zlib
+
+import pytest
 
 TIERS = ("check", "test", "all", "every")
 
@@ -60,20 +66,59 @@ def seconds() -> dict[str, float]:
     return {name: float(value) for value, name in (line.split(" ", 1) for line in lines)}
 
 
+def _processor_seconds() -> float:
+    """What this process has computed so far, and those that it has started and that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def _is_defined(name: str) -> bool:
+    file, _, function = name.partition("::")
+    path = FILE.parents[2] / file
+    return path.exists() and f"def {function.rpartition('::')[2]}(" in path.read_text()
+
+
 class Timing:
-    """A plugin that writes the time of each function; runs in the controller, which sees all
-    workers."""
+    """A plugin that writes the processor time of each function, which other programs on the machine
+    hardly change. Each worker measures its tests; the controller sees the reports of all.
+
+    What the file lists stays there, since other variants may run in another tier; the times of
+    functions that did not run are scaled by the median ratio of the others, which is 1 on the
+    machine of the file.
+    """
 
     def __init__(self) -> None:
         self._times = collections.defaultdict(lambda: collections.defaultdict(float))
+        self._begun = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        self._begun = _processor_seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        ended = _processor_seconds()
+        report.processor_seconds, self._begun = ended - self._begun, ended
+        return report
 
     def pytest_runtest_logreport(self, report) -> None:
-        self._times[function_id(report.nodeid)][report.nodeid] += report.duration
+        spent = getattr(report, "processor_seconds", 0.0)  # a crashed worker's report has none
+        self._times[function_id(report.nodeid)][report.nodeid] += spent
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return
         mean = {name: sum(of.values()) / len(of) for name, of in self._times.items()}
-        slow = [name for name, of in self._times.items() if sum(of.values()) >= _QUICK]
-        FILE.write_text("".join(f"{mean[name]:.2g} {name}\n" for name in sorted(slow)))
+        slow = {name for name, of in self._times.items() if sum(of.values()) >= _QUICK}
+        both = [mean[name] / seconds()[name] for name in slow & seconds().keys()]
+        scale = statistics.median(both) if both else 1.0
+        listed = {name: mean[name] for name in slow | (seconds().keys() & mean.keys())}
+        for name in seconds().keys() - mean.keys():
+            if _is_defined(name):
+                listed[name] = seconds()[name] * scale
+        FILE.write_text("".join(f"{listed[name]:.2g} {name}\n" for name in sorted(listed)))
 
 
 def least_tier(item) -> str:
@@ -173,3 +218,16 @@ def left_out(items: list, tier: str) -> set:
             kept += sorted(rest, key=lambda i: zlib.crc32(names[i].encode()))
         out.update(item for i, item in enumerate(variants) if i not in kept[:most])
     return out
+
+
+def further(items: list, later: set) -> set:
+    """Of the tests in `later` those whose function has a variant before: elsewhere or earlier."""
+    seen = {function_id(item.nodeid) for item in items if item not in later}
+    found = set()
+    for item in items:
+        if item in later:
+            function = function_id(item.nodeid)
+            if function in seen:
+                found.add(item)
+            seen.add(function)
+    return found

@@ -171,6 +171,7 @@ class Bytes(nnx.Module):
         return self.head(x + (y if self.apply is None else self.apply(self.experts, x))), losses
 
 
+@pytest.mark.tier("all")
 @pytest.mark.seconds(test=12)
 def test_trains_as_its_dense_twin_does():
     """Eight experts on byte text, the documentation of this package."""

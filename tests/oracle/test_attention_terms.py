@@ -50,11 +50,16 @@ def dropout_factors(A, rng, rate, **options):
     q = jnp.zeros((2, L, H, 1), jnp.float32)
     k, v = jnp.zeros((2, S, H, 1), jnp.float32), jnp.eye(S, dtype=jnp.float32)[None, :, None]
     v = jnp.broadcast_to(v, (2, S, H, S))
-    plain = sparse_attention(q, k, v, A)
-    out = sparse_attention(q, k, v, A, dropout_rate=rate, dropout_rng=rng, **options)
-    found = jnp.where(plain > 0, out / jnp.where(plain > 0, plain, 1), 1).astype("float64")
+    plain, out = jax.jit(
+        lambda *x: (
+            sparse_attention(*x, A),
+            sparse_attention(*x, A, dropout_rate=rate, dropout_rng=rng, **options),
+        )
+    )(q, k, v)
+    plain, out = np.asarray(plain, np.float64), np.asarray(out, np.float64)
+    found = np.divide(out, plain, out=np.ones_like(plain), where=plain > 0)
     factor = 1 / (1 - rate) if rate < 1 else 0.0
-    return jnp.moveaxis(jnp.where(abs(found - factor) < 1e-4, factor, found), 2, 1)
+    return jnp.asarray(np.moveaxis(np.where(abs(found - factor) < 1e-4, factor, found), 2, 1))
 
 
 def dense(q, k, v, mask, slopes=None, table=None, *, cap=None, offset=0, same=None, m=None, f=None):
@@ -122,7 +127,7 @@ def test_all_terms_and_their_gradients(format, dtype, schedule):
         return lambda *x: sum(jnp.sum(jnp.sin(jnp.where(jnp.isinf(y), 0, y))) for y in f(*x))
 
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        for a, b in zip(mine(*x, *terms), whole(*x, *terms), strict=True):
+        for a, b in zip(mine(*x, *terms), jax.jit(whole)(*x, *terms), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=4 * ROUGH[dtype])
         found, expected = (jax.jit(jax.grad(loss(f), range(5)))(*x, *terms) for f in (mine, whole))
     for a, b in zip(found, expected, strict=True):
@@ -217,12 +222,13 @@ def test_dropout_under_vmap_is_that_of_each_call():
     one = lambda q, k, v, key: sparse_attention(  # noqa: E731
         q, k, v, A, dropout_rate=0.5, dropout_rng=key, alibi_slopes=learned()[0]
     )
-    found = jax.vmap(one)(*(jnp.stack([x, 2 * x]) for x in (q, k, v)), keys)
+    found = jax.jit(jax.vmap(one))(*(jnp.stack([x, 2 * x]) for x in (q, k, v)), keys)
+    alone = jax.jit(one)
     for i in range(2):
         np.testing.assert_allclose(
-            found[i], one(*((i + 1) * x for x in (q, k, v)), keys[i]), atol=2e-6
+            found[i], alone(*((i + 1) * x for x in (q, k, v)), keys[i]), atol=2e-6
         )
-    shared = jax.vmap(lambda q: one(q, k, v, keys[0]))(jnp.stack([q, q]))
+    shared = jax.jit(jax.vmap(lambda q: one(q, k, v, keys[0])))(jnp.stack([q, q]))
     np.testing.assert_array_equal(shared[0], shared[1])
 
 
@@ -241,7 +247,7 @@ def test_terms_with_a_pattern_for_each(each):
         apart = lambda v, t: sparse_attention(q, k, v, stacked, **options | dict(relative_bias=t))  # noqa: E731
     for a, b in zip(
         *(
-            jax.value_and_grad(lambda v, t, f=f: f(v, t).sum(), (0, 1))(v, table)
+            jax.jit(jax.value_and_grad(lambda v, t, f=f: f(v, t).sum(), (0, 1)))(v, table)
             for f in (together, apart)
         ),
         strict=True,
@@ -276,23 +282,25 @@ def test_a_function_of_scores():
     table = jnp.asarray(np.random.default_rng(0).standard_normal((H, L)), "float32")
     mod = lambda table: lambda s, b, h, i, j: jnp.sin(s) * (b + 1) + table[h, i] - 0.1 * (j > i)  # noqa: E731
     b, h, i, j = np.ogrid[:2, :H, :L, :S]
+    stored = jnp.asarray(dense_mask(A))
 
     def mine(q, table):
         return sparse_attention(q, *x[1:], A, score_mod=mod(table)).sum(3)
 
+    @jax.jit
     def whole(q, table):
         f = lambda s: jnp.sin(s) * (b + 1) + table[h, i] - 0.1 * (j > i)  # noqa: E731
-        return dense(q, *x[1:], jnp.asarray(dense_mask(A)), f=f)[0].sum(3)
+        return dense(q, *x[1:], stored, f=f)[0].sum(3)
 
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         np.testing.assert_allclose(mine(x[0], table), whole(x[0], table), atol=2e-5)
         np.testing.assert_allclose(jax.jit(mine)(x[0], -table), whole(x[0], -table), atol=2e-5)
         grads = [
-            jax.grad(lambda *x, f=f: jnp.sum(f(*x) ** 2), (0, 1))(x[0], table)
+            jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x) ** 2), (0, 1)))(x[0], table)
             for f in (mine, whole)
         ]
         each = [A] * (H - 1) + [A.with_values(A.values)]
-        apart = sparse_attention(*x, each, score_mod=mod(table)).sum(3)
+        apart = jax.jit(lambda *x: sparse_attention(*x, each, score_mod=mod(table)).sum(3))(*x)
         np.testing.assert_allclose(apart, whole(x[0], table), atol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), *grads)
 

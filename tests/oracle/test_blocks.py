@@ -39,7 +39,7 @@ def rows_are_right(arrays, case, place, dtype, schedule):
     assert_within(P.values.reshape(-1), expected, bound)
 
 
-@pytest.mark.seconds(check=3, test=10)
+@pytest.mark.seconds(check=3, test=6)
 @pytest.mark.parametrize("name", BATTERY)
 def test_battery(name):
     i = list(BATTERY).index(name)

@@ -104,7 +104,7 @@ def check(subscripts, given, whole, dtype):
     return out
 
 
-@pytest.mark.seconds(check=2, test=10)
+@pytest.mark.seconds(check=2, test=5)
 @pytest.mark.parametrize("subscripts", MATRIX)
 def test_matrices_in_every_format(subscripts):
     given, whole, place = operands(subscripts)

@@ -27,7 +27,7 @@ def oracle(case, dtype, X, Y, op):
     return expected, sum_bound(expected, magnitude, 2 * X.shape[1] + 3, dtype)
 
 
-@pytest.mark.seconds(check=2, test=8)
+@pytest.mark.seconds(check=2, test=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_gsddmm(name, dtype, backend):

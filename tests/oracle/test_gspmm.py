@@ -42,7 +42,7 @@ def test_gspmm(name, dtype, backend):
         check(BATTERY[name], dtype, n, op, reduce, transpose=(turn + i) % 2 == 1, schedule=schedule)
 
 
-@pytest.mark.seconds(check=2, test=8)
+@pytest.mark.seconds(check=2, test=5)
 @pytest.mark.parametrize(("op", "reduce"), PAIRS)
 def test_every_op_and_reduction(op, reduce, backend):
     for transpose in (False, True):

@@ -22,7 +22,7 @@ def scipy_of(case, values):
     return scipy.sparse.csr_array(arrays, shape=case.shape)
 
 
-@pytest.mark.seconds(check=1.1, test=4)
+@pytest.mark.seconds(check=1.1, test=2)
 @pytest.mark.parametrize("n", [1, 3, 113, 128, 129, 256, 300, 520])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_spmm(dtype, n):

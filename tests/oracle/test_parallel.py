@@ -407,6 +407,7 @@ def ancestors(text):
     return found
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("format, unit", [(CVS(4), 4), (BCSR(2, 4), 4)], ids=str)
 def test_vectors_and_blocks_stay_together(mesh, format, unit):
     """Also by METIS and where parts come alone; what does not divide is of single entries."""
@@ -541,6 +542,7 @@ def test_a_matrix_from_a_file(mesh, tmp_path, name, rows):
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.tier("all")
 def test_metis_finds_the_parts_of_a_graph(mesh):
     """Two cliques whose vertices alternate, and one edge between them."""
     pytest.importorskip("pymetis", reason="METIS is an extra, sgap_jax[metis]")

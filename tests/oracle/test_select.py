@@ -83,7 +83,7 @@ def kept_entries(keep):
     return np.broadcast_to(False if kept is None else kept, (M, N))
 
 
-@pytest.mark.seconds(check=2, test=10)
+@pytest.mark.seconds(check=2, test=5)
 @pytest.mark.parametrize(("causal", "keep"), [(i % 2 == 1, name) for i, name in enumerate(KEEPS)])
 def test_tiles_select_what_the_whole_does(keep, causal):
     q, k, keep = integers(M, 2), integers(N, 2), KEEPS[keep]
@@ -291,7 +291,7 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.seconds(check=3, test=12)
+@pytest.mark.seconds(check=3, test=5)
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_derivatives_are_those_of_the_dense_mask(selection):
     q, k, v = (jnp.asarray(normal(*shape)) for shape in ((M, 3), (N, 3), (N, 2)))
@@ -384,7 +384,7 @@ def test_no_array_of_all_scores(of, monkeypatch):
     assert f"f32[256,{n}]" in text and "f32[256,1024]" in text
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_in_shard_map():
     q, k = jnp.asarray(integers(2 * M, 2)), jnp.asarray(integers(N, 2))
 
@@ -439,7 +439,7 @@ def test_a_threshold_computes_only_scores_that_exist():
     assert not jax.jit(jax.grad(total))(q).any()
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_degenerate_sizes():
     for m, n in ((0, 5), (5, 0), (0, 0), (1, 1), (7, 1), (1, 70)):
         q, k = jnp.ones((m, 2)), jnp.ones((n, 2))

@@ -16,7 +16,7 @@ def turn(name, dtype, scales):
     return scales[(sorted(BATTERY).index(name) + DTYPES.index(dtype)) % len(scales)]
 
 
-@pytest.mark.seconds(check=2, test=8)
+@pytest.mark.seconds(check=2, test=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_sparse_softmax(name, dtype, backend):

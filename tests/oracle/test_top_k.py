@@ -166,23 +166,27 @@ def test_derivatives_are_those_of_the_dense_mask(schedule):
     close = lambda a, b: jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), a, b
     )
-    close(sparse(scores, v), dense(scores, v))
-    for transform in (jax.grad, jax.hessian):
-        of = [transform(loss(f), (0, 1)) for f in (sparse, dense)]
-        close(*(jax.jit(f)(scores, v) for f in of))
     tangents = jnp.cos(scores), jnp.cos(v)
-    close(*(jax.jvp(f, (scores, v), tangents) for f in (sparse, dense)))
+
+    def every(f):
+        """Result, gradient, Hessian, derivative along the tangents, as one program."""
+        derivatives = [transform(loss(f), (0, 1)) for transform in (jax.grad, jax.hessian)]
+        found = lambda *x: (f(*x), *(of(*x) for of in derivatives), jax.jvp(f, x, tangents))
+        return jax.jit(found)(scores, v)
+
+    close(every(sparse), every(dense))
     check_grads(jax.jit(sparse), (scores, v), order=2, eps=1e-5)
 
 
 def test_rows_without_scores_give_zeros_and_no_gradient():
     scores = jnp.asarray(normal(6, 6)).at[jnp.array([0, 3])].set(-jnp.inf)
     v = jnp.asarray(normal(6, 2))
-    out, grad = jax.value_and_grad(lambda s: jnp.sum(attention(s, v) ** 2))(scores)
+    out, grad = jax.jit(jax.value_and_grad(lambda s: jnp.sum(attention(s, v) ** 2)))(scores)
     assert np.isfinite(out) and np.isfinite(grad).all() and not grad[jnp.array([0, 3])].any()
     assert not np.asarray(attention(scores, v))[[0, 3]].any()
 
 
+@pytest.mark.tier("all")
 def test_batches():
     scores, lengths = jnp.asarray(normal(3, 8, 20)), jnp.int32([20, 5, 0])
     each = [select.top_k(x, 4, lengths=n) for x, n in zip(scores, lengths, strict=True)]

@@ -21,7 +21,7 @@ SCHEDULES = [None, CpuTile(columns=16, nonzeros=64, packed=True)]
 lengths = pytest.mark.parametrize("length", LENGTHS)
 
 
-@pytest.mark.seconds(check=4, test=15)
+@pytest.mark.seconds(check=4, test=8)
 @lengths
 @pytest.mark.parametrize("name", BATTERY)
 def test_battery(name, length):
