@@ -199,9 +199,9 @@ struct GroupVectors {
     Count();
   }
   // A piece of a block row, of a work list (row_pieces.cuh).
-  __device__ GroupVectors(const Index* list, Size pieces, Size vectors, Size places, Size m) {
+  __device__ GroupVectors(const Index* list, Size pieces, Size vectors, Size m) {
     const Size element = Work();
-    const RowPiece piece = PieceAt(list, element, element < pieces, vectors, places);
+    const RowPiece piece = PieceAt(list, element, element < pieces, vectors);
     row = Size(unsigned(piece.row)) * kLength + part;
     const bool valid = row < m;
     first = valid ? piece.first : 0;

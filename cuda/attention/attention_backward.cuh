@@ -167,9 +167,9 @@ struct GroupColumn {
     last = valid ? column_offsets[column + 1] : 0;
   }
   // A piece of a column, of a work list (row_pieces.cuh).
-  __device__ GroupColumn(const Index* list, Size pieces, Size vectors, Size places, Size keys) {
+  __device__ GroupColumn(const Index* list, Size pieces, Size vectors, Size keys) {
     const Size element = Work();
-    const RowPiece piece = PieceAt(list, element, element < pieces, vectors, places);
+    const RowPiece piece = PieceAt(list, element, element < pieces, vectors);
     column = Size(unsigned(piece.row));
     const bool valid = column < keys;
     first = valid ? piece.first : 0;

@@ -133,9 +133,9 @@ struct BlockVectors {
     last = valid ? row_offsets[block_row + 1] : 0;
   }
   // A piece of a block row, of a work list (row_pieces.cuh).
-  __device__ BlockVectors(const Index* list, Size pieces, Size places, const AttentionCall& call) {
+  __device__ BlockVectors(const Index* list, Size pieces, const AttentionCall& call) {
     const Size element = Work(call);
-    const RowPiece piece = PieceAt(list, element, element < pieces, call.vectors, places);
+    const RowPiece piece = PieceAt(list, element, element < pieces, call.vectors);
     block_row = piece.row;
     const bool valid = Size(block_row) * kLength + part < call.m && call.keys > 0;
     first = valid ? piece.first : 0;
@@ -327,14 +327,13 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1)
   MoveToStructure(sharing, 4 * elements - 1, list, vectors, column_indices);
   const AttentionCall call = CallOf<kSteps, kPanels, kFull>(m, keys, heads, key_heads, depth,
                                                             value_depth, vectors, unsigned(flags));
-  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), Size(places),
-                                                                call);
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), call);
   const unsigned g = threadIdx.x % 32 / 4;
   AttendOctets<T, kSteps, kPanels, kVector>(
       call, own, q, k, v, bias, lengths, column_indices, batches,
       float(__longlong_as_double(scale_bits)),
       [&](Size batch, Size head, unsigned row, auto& state) {
-        if (own.place < 0) {
+        if (AllOfRow(own.place, places)) {
           const Size first_row = Size(own.block_row) * kLength + own.part;
           WriteOctetRow<kVector>(call, sinks, out, lse, batch, first_row + row, head, g, state);
           return;

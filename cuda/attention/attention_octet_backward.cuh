@@ -250,8 +250,7 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBack
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const float scale = float(__longlong_as_double(scale_bits));
-  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), Size(places),
-                                                                call);
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), call);
   const unsigned row_of_lane = 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2;
   DifferentiateOctets<T, kSteps, kValueSteps, kVector>(
       call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
@@ -260,7 +259,9 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBack
         const Size row = Size(own.block_row) * kLength + part;
         const bool stored = row < call.m && first;
         const Size place = (batch * places + unsigned(own.place)) * kLength + part;
-        T* to = own.place < 0 ? dq + ((batch * call.m + row) * call.heads + head) * depth : nullptr;
+        T* to = AllOfRow(own.place, places)
+                    ? dq + ((batch * call.m + row) * call.heads + head) * depth
+                    : nullptr;
         StorePiece<kVector, kWarps, 32 * kWarps * kNear>(
             to, partial + (place * call.heads + head) * depth, stored, depth, scale, sums);
       });

@@ -419,18 +419,18 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKer
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const Size set = (Size(blockIdx.x) * kBlock + threadIdx.x) / (32 * kShare);
   const float scale = float(__longlong_as_double(scale_bits));
-  const RowPiece own = PieceAt(list, set, set < pieces, vectors, places);
+  const RowPiece own = PieceAt(list, set, set < pieces, vectors);
   const Size first = Size(unsigned(own.row)) * 8 * kTiles;
   if (kShare == 1 && first >= call.keys) return;  // no work, in no lane; no barrier follows
   DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
       call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
       permutation, batches, scale,
       [&](auto& lists) {
-        if (own.place < 0) return;
+        if (AllOfRow(own.place, places)) return;
         lists.Cut(column_offsets, row_indices, first, call.keys, own.first, own.last);
       },
       [&](Size batch, unsigned key, bool stored, const auto& of_key, const auto& of_value) {
-        const bool all = own.place < 0;
+        const bool all = AllOfRow(own.place, places);
         const Size at = (batch * call.keys + first + key) * call.key_heads + blockIdx.y;
         const Size place = (batch * places + unsigned(own.place)) * (8 * kTiles) + key;
         const Size partial = place * call.key_heads + blockIdx.y;

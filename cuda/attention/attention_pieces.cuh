@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(kBlock, 1)
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors,
-                                                                 Size(places), call.m);
+                                                                 call.m);
   const unsigned lane = threadIdx.x % kGroup;
   AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
       call, NoTerms(), own, q, k, v, bias, lengths, column_indices, batches,
       A(__longlong_as_double(scale_bits)), [&](Size batch, int r, auto& state) {
-        if (own.place < 0) {
+        if (AllOfRow(own.place, places)) {
           WriteRow<Values>(call, sinks, out, lse, batch, own.row + r, blockIdx.y, lane, state);
           return;
         }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(32 * kShare, 1)
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, share = threadIdx.x / 32;
   Size turn = blockIdx.x;
-  RowPiece own = PieceAt<false>(list, pieces + turn / kLength, true, places, 0);
+  RowPiece own = PieceAt(list, pieces + turn / kLength, true, places);
 #pragma unroll 1
   while (Size(unsigned(own.row)) * kLength < call.m) {  // the same in all threads, as below
     const unsigned part = turn % kLength;
@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(32 * kShare, 1)
     }
     turn += gridDim.x;
     const Size element = pieces + turn / kLength;
-    own = PieceAt<false>(list, element, element < Size(elements), places, 0);
+    if (element >= Size(elements)) return;
+    own = PieceAt(list, element, true, places);
   }
 }
 
@@ -152,13 +153,13 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardPiecesKernel(
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors,
-                                                                 Size(places), call.m);
+                                                                 call.m);
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
       call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias,
       batches, scale, wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
-        if (own.place < 0) {
+        if (AllOfRow(own.place, places)) {
           const Size at = (batch * call.m + own.row + r) * call.heads + blockIdx.y;
           Keys::Store(dq + at * call.depth, call.depth, lane, scale, sums);
           return;
@@ -186,18 +187,17 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardPiecesKernel(
   using A = Accumulator<T>;
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const GroupColumn<kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors, Size(places),
-                                                call.keys);
+  const GroupColumn<kGroup, kShare, kBlock> own(list, Size(pieces), call.vectors, call.keys);
   const unsigned lane = threadIdx.x % kGroup;
   const A scale = A(__longlong_as_double(scale_bits));
   DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(
       call, NoTerms(), own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation,
       batches, scale,
       [&](Size batch, const A(&key)[kSteps* kColumns], const A(&value)[kValueSteps* kColumns]) {
-        const Size row =
-            own.place < 0 ? batch * call.keys + own.column : batch * places + unsigned(own.place);
+        const Size row = AllOfRow(own.place, places) ? batch * call.keys + own.column
+                                                     : batch * places + unsigned(own.place);
         const Size at = row * call.key_heads + blockIdx.y;
-        if (own.place < 0) {
+        if (AllOfRow(own.place, places)) {
           StoreKey<kGroup, kColumns, kVector>(call, dk, dv, at, lane, scale, key, value);
         } else {
           StoreKey<kGroup, kColumns, kVector>(call, of_keys, of_values, at, lane, scale, key,

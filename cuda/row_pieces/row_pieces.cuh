@@ -20,17 +20,17 @@ struct RowPiece {
 
 // Element i of a list; that of a group without work where `exists` is false. A list that a
 // structure keeps may hold anything, as other arrays of a pytree: here its entries are brought
-// between 0 and `entries`, with kOrdered the last not before the first, and its place below
-// `places`; callers look at the row.
-template <bool kOrdered = true>
-__device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists, Size entries,
-                                   Size places) {
+// between 0 and `entries`, the first not beyond the last. Callers look at the row and the place.
+__device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists, Size entries) {
   if (!exists) return {-1, 0, 0, -1};
   const auto found = reinterpret_cast<const Pack<Index, 4>*>(list)[i];
-  const unsigned end = unsigned(entries);
-  const unsigned first = min(unsigned(found.at[1]), end), last = min(unsigned(found.at[2]), end);
-  return {found.at[0], Index(first), Index(kOrdered ? max(first, last) : last),
-          min(found.at[3], Index(places) - 1)};
+  const unsigned last = min(unsigned(found.at[2]), unsigned(entries));
+  return {found.at[0], Index(min(unsigned(found.at[1]), last)), Index(last), found.at[3]};
+}
+
+// Whether a piece is all of its row: it has none of the places for partial sums.
+__device__ inline bool AllOfRow(Index place, long long places) {
+  return unsigned(place) >= unsigned(places);
 }
 
 // out[row, :] = the sum of the partial sums of its pieces, rounded once. Here a row is what one
@@ -40,7 +40,8 @@ __device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists, Size 
 //
 // Grid: x over the rows of several pieces and y over tiles of kLanes * kColumns numbers, both taken
 // in turn: most lists have few such rows, and empty elements after them. kShare groups of lanes
-// take every kShare-th piece.
+// take every kShare-th piece; what they have is added by halves, each lane of the block a number,
+// so that few steps follow the last load.
 template <class T, int kColumns, int kLanes, int kShare, bool kVector>
 __global__ void __launch_bounds__(kLanes* kShare)
     SumPiecesKernel(const Accumulator<T>* __restrict__ partial, const Index* __restrict__ list,
@@ -48,38 +49,57 @@ __global__ void __launch_bounds__(kLanes* kShare)
                     long long places, long long width, long long size, long long rows,
                     long long batches, long long sharing) {
   using A = Accumulator<T>;
+  enum { kTile = kLanes * kColumns };
+  static_assert(kColumns <= kShare, "a lane for each number of a tile");
 #if __CUDA_ARCH__ >= 1200
   constexpr int kAtOnce = sizeof(T) == 4 ? 4 : 2;  // of double and of 16 bits, four spill there
 #else
   constexpr int kAtOnce = sizeof(A) > 4 ? 2 : 4;
 #endif
   MoveToStructure(sharing, 4 * elements - 1, list);
+  __shared__ Pack<A, kColumns> given[kShare * kLanes];
+  const A* const numbers = given[0].at + threadIdx.x;
   const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
   Size element = pieces + blockIdx.x;
-  RowPiece own = PieceAt<false>(list, element, true, places, 0);
+  RowPiece own = PieceAt(list, element, true, places);
 #pragma unroll 1
   while (unsigned(own.row) < rows) {  // the same in all threads of the block
-    const Size step = kShare * Size(width), first = Size(unsigned(own.row)) * width;
-    const Size end = Size(width) < size - first ? Size(width) : size - first;
+    const Index start = own.first + Index(share);
+    const Size before = Size(unsigned(own.row)) * width;
 #pragma unroll 1
-    for (Size tile = blockIdx.y; tile * kLanes * kColumns < width; tile += gridDim.y) {
-      const Size column = (tile * kLanes + lane) * kColumns;
-      const unsigned left = column < end ? unsigned(end - column) : 0;
+    for (Size tile = blockIdx.y; tile * kTile < width; tile += gridDim.y) {
+      const Size column = tile * kTile + lane * kColumns, number = tile * kTile + threadIdx.x;
+      const unsigned left = kVector ? kColumns : unsigned(width - column);
+      const Index last = column < width ? own.last : 0;
+      const unsigned steps = start < last ? unsigned(last - start + kShare - 1) / kShare : 0;
       for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-        const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
-        A sums[kColumns] = {};
+        const A* from = partial + (batch * places + start) * width + column;
+        Pack<A, kColumns> sums = {};
 #pragma unroll(kAtOnce)
-        for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
+        for (unsigned step = 0; step < steps; ++step, from += kShare * width) {
           const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
+          for (int j = 0; j < kColumns; ++j) sums.at[j] += found.at[j];
         }
-        MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());
-        if (share == 0 && left > 0) Store<kVector>(out + batch * size + first + column, left, sums);
+        given[threadIdx.x] = sums;
+        __syncthreads();
+        if (threadIdx.x < kTile && number < width && before + number < size) {
+          A each[kShare];
+#pragma unroll
+          for (int i = 0; i < kShare; ++i) each[i] = numbers[i * kTile];
+#pragma unroll
+          for (int half = kShare / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (int i = 0; i < half; ++i) each[i] += each[i + half];
+          }
+          Narrow(each[0], out[batch * size + before + number]);
+        }
+        __syncthreads();
       }
     }
     element += gridDim.x;
-    own = PieceAt<false>(list, element, element < elements, places, 0);
+    if (element >= elements) return;
+    own = PieceAt(list, element, true, places);
   }
 }
 

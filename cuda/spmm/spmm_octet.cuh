@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, BlocksAtOnce(kBlocks))
                           long long places, long long sharing) {
   const Size work = OctetWork<kWarps, kNear>();
   MoveToStructure(sharing, 4 * elements - 1, list);
-  const RowPiece own = PieceAt(list, work, work < pieces, capacity, places);
+  const RowPiece own = PieceAt(list, work, work < pieces, capacity);
   const Size first_row = Size(unsigned(own.row)) * kLength;
   if (first_row >= m) return;  // the same in all warps that share a piece
   const OctetCall<T> call{values,        column_indices,      b,
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, BlocksAtOnce(kBlocks))
   MultiplyOctets<T, kLength, kPanels, kQuads, kStages, kWarps, kVector>(
       call, own.first, own.last, [&](Size batch, Size column, unsigned left, auto& sums) {
         const unsigned t = threadIdx.x % 4;
-        if (own.place < 0) {
+        if (AllOfRow(own.place, places)) {
           StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + batch * m * n + column, first_row,
                                                            Size(m), unsigned(n), left, t, sums);
         } else {

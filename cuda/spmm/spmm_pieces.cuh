@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool exists = place.column < n && place.worker < pieces;
-  const RowPiece own = PieceAt<false>(list, place.worker, exists, capacity, places);
+  const RowPiece own = PieceAt(list, place.worker, exists, capacity);
   const bool valid = unsigned(own.row) < unsigned(m);  // the same in all lanes of the group
-  const Index first = own.first + group.lane, last = valid ? own.last : 0;
+  const Index first = own.first + group.lane, last = own.last;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
         values + batch * values_stride,
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     }
     group.Reduce(sums);
     if (!valid || group.lane != 0) continue;
-    if (own.place < 0) {
+    if (AllOfRow(own.place, places)) {
       const Size row = batch * m + unsigned(own.row);
       Store<kVector>(c + row * n + place.column, operands.left, sums);
     } else {

@@ -212,14 +212,14 @@ def default_tile(problem: Problem) -> AttentionTile | None:
         # A warp has up to 32 rows, and registers for a quarter of those that run at once. What a
         # piece leaves is V rows, so it has twice as many vectors.
         steps = problem.nnz // length * problem.batch / WARPS_UNDER_WAY
-        chunk = chunk_of(steps / 2, 2 * share, problem.rows.longest)
+        chunk = chunk_of(steps / 2, 2 * share, problem.rows.longest, least=64)
     elif problem.rows is not None:
         sets = max(length // 8, 1)  # of rows of a vector, which groups have
         steps = problem.nnz // length * problem.batch * lanes * sets / LANES_UNDER_WAY
         # A key takes more instructions than an entry of a product. Counted for a row that sees
         # 16,384 keys (test_critical_path.py): one piece and the merge take 0.16 of the time of
         # windows of 64 keys beside it; with pieces of 128, 0.27.
-        chunk = chunk_of(steps, share, problem.rows.longest, most=64)
+        chunk = chunk_of(steps, share, problem.rows.longest, least=64, most=64)
     tile = AttentionTile(lanes, share, octet, chunk)
     try:
         tile.check(problem)

@@ -222,26 +222,27 @@ def pieces_of_rows(rows: int, capacity: int, chunk: int) -> int:
 
 LANES_UNDER_WAY = 1 << 18  # an H100 or H200 runs 132 multiprocessors with 2048 lanes each
 WARPS_UNDER_WAY = LANES_UNDER_WAY // 32 // 4  # of lanes with 128 registers
-_PIECES = (64, 128)  # the least and the most entries of each lane of a piece of a row
+_LONG = 64  # entries of each lane, of which a row that is cut has twice as many at least
 
 
-def chunk_of(steps: float, lanes: int, longest: int, most: int = _PIECES[1]) -> int | None:
+def chunk_of(
+    steps: float, lanes: int, longest: int, least: int = 32, most: int = 128
+) -> int | None:
     """The most entries of a piece of a row for `lanes` lanes that share it; None where rows need
-    not be cut: where the longest row is at most two pieces, or takes less than twice `steps`, those
-    that all of the work takes, divided evenly among the lanes that a GPU runs at once.
+    not be cut: where the longest row is at most two pieces, or 128 entries for each lane, or takes
+    less than twice `steps`, those that all of the work takes, divided evenly among the lanes that a
+    GPU runs at once.
 
-    A piece takes about as many entries as these steps, but at least 64 for each lane, because a
-    piece that is not all of its row writes and reads its sums once more, and at most `most` (128 of
-    a product), so that the last pieces to start end soon after the others. Predicted by the
-    emulator's count of instructions (tests/emulated/test_critical_path.py), not measured: for n =
-    128 a product with an R-MAT graph of 2^17 vertices takes 1.23 times as long as one with rows of
-    one length, of which the second launch is 0.12, and with whole rows 26 times. Graphs of 2^18,
-    2^16 and 2^15 vertices with as many edges for each: 1.17, 1.30 and, as the steps of all the work
-    are fewer than a piece has, 1.55.
+    A piece takes about one and a half times these steps, so that the last pieces to start end soon
+    after the others, and few rows need the second launch: a multiple of 16, at most `most` and at
+    least `least`, because a piece that is not all of its row writes and reads its sums once more.
+    Predicted by the emulator's count of instructions, not measured
+    (tests/emulated/test_critical_path.py; docs/gpus.md has the table): for n = 128 products with
+    R-MAT graphs of 2^18, 2^17, 2^16 and 2^15 vertices, of 16 edges each, take 1.13, 1.18, 1.22 and
+    1.29 times as long as with rows of one length; with whole rows 26 times, of 2^17.
     """
-    least = _PIECES[0]
-    chunk = min(max(1 << (max(math.ceil(steps), 1) - 1).bit_length(), least), most) * lanes
-    return chunk if longest >= 2 * max(chunk, steps * lanes) else None
+    chunk = min(max(-(-math.ceil(1.5 * steps) // 16) * 16, least), most) * lanes
+    return chunk if longest >= 2 * max(chunk, _LONG * lanes, steps * lanes) else None
 
 
 def check_chunk(name: str, chunk: int | None) -> None:

@@ -392,7 +392,7 @@ def octet_chunk(tile: OctetTile, problem: Problem) -> int | None:
         return None
     tiles = max(-(-problem.n // tile.tile_n), 1)
     steps = problem.nnz // tile.vector_length * tiles * problem.batch / WARPS_UNDER_WAY
-    return chunk_of(steps / 2, 2 * tile.row_warps, problem.rows.longest)
+    return chunk_of(steps / 2, 2 * tile.row_warps, problem.rows.longest, least=64)
 
 
 def _explain_spmm(tile: OctetTile, problem: Problem) -> str:

@@ -188,10 +188,18 @@ def test_skewed_rows_split_nonzeros_or_are_cut_into_pieces(n, point):
     assert choose_schedule(asked(n, rows=None)).deterministic
 
 
-def test_pieces_have_64_or_128_entries_for_each_lane():
-    for steps, lanes, chunk in ((3, 1, 64), (64, 1, 64), (65, 1, 128), (9e9, 4, 512), (64, 8, 512)):
+def test_pieces_have_32_to_128_entries_for_each_lane():
+    """One and a half times the steps of all the work, in multiples of 16."""
+    for steps, lanes, chunk in (
+        (3, 1, 32),
+        (29.1, 1, 48),
+        (60, 1, 96),
+        (9e9, 4, 512),
+        (64, 8, 768),
+    ):
         assert chunk_of(steps, lanes, 2**62) == chunk
-    assert chunk_of(3, 1, 128) == 64 and chunk_of(3, 1, 127) is None  # two pieces, and fewer
+    assert chunk_of(3, 1, 128) == 32 and chunk_of(3, 1, 127) is None
+    assert chunk_of(80, 1, 256) == 128 and chunk_of(80, 1, 255) is None  # two pieces, and fewer
     assert chunk_of(200, 1, 399) is None  # the longest row takes less than twice these steps
 
 

@@ -310,7 +310,7 @@ def test_steps_that_store_keys_of_one_tile():
         ("attention_pieces.cuh", "part = turn % kLength", "part = 0 * kLength"),
         (
             "attention_pieces.cuh",
-            "own.place < 0 ? batch * call.keys + own.column",
+            "AllOfRow(own.place, places) ? batch * call.keys + own.column",
             "true ? batch * call.keys + own.column",
         ),
         (

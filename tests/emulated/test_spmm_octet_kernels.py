@@ -231,7 +231,7 @@ PIECES = OctetTile(8, chunk=3)
         ("own.first, own.last, [&]", "own.first + 1, own.last, [&]", PIECES),
         ("partial + place * kLength * n", "partial + place * n", PIECES),
         ("work < pieces", "work + 1 < pieces", PIECES),
-        ("own.place < 0", "true", PIECES),
+        ("AllOfRow(own.place, places)", "true", PIECES),
     ],
 )
 def test_planted_bugs_are_caught(right, wrong, tile, planted):
