@@ -119,11 +119,12 @@ class RepeatedRows {
   }
 
   // How many rows from `row` on, below `last`, have the shape of the rows before them, or one of
-  // two shapes in turn, and have their sums in `out` now: eight, sixteen or none. `out` may be
-  // written up to `room`.
+  // two shapes in turn, and have their sums in `out` now, one row behind the other: eight, sixteen
+  // or none. `out` may be written up to `room`. With `c`, the columns of C's rows are the shapes'
+  // too.
   int64_t FindEight([[maybe_unused]] int64_t row, [[maybe_unused]] int64_t last,
-                    [[maybe_unused]] const SparseRows& c, [[maybe_unused]] T* out,
-                    [[maybe_unused]] int64_t room) {
+                    [[maybe_unused]] T* out, [[maybe_unused]] int64_t room,
+                    [[maybe_unused]] const SparseRows* c = nullptr) {
 #if defined(__AVX2__)
     if constexpr (std::is_same_v<T, float>) {
       if (same_ >= kLikely && row + 8 <= last) {
@@ -142,6 +143,10 @@ class RepeatedRows {
     }
 #endif
     return 0;
+  }
+  // The shape of row i of as many as were found at once.
+  const Shape& ShapeOf(int64_t i, int64_t found) const {
+    return shapes_[found == 16 && i % 2 == 0 ? before_ : last_];
   }
 
   // Whether the row may have a shape that is noted: it has as many entries, and B's rows do.
@@ -249,16 +254,14 @@ class RepeatedRows {
 
   // Eight times a row, or two rows as one, in the lanes of vectors, which take what lies in memory
   // row by row by transpositions of 8 x 8. Sums are added in the order of one row.
-  bool Eight(const Shape& shape, int64_t row, Pair pair, int64_t rows, const SparseRows& c,
+  bool Eight(const Shape& shape, int64_t row, Pair pair, int64_t rows, const SparseRows* c,
              float* out, int64_t room) const {
     const int64_t entries = shape.entries, count = shape.count;
-    const int64_t begin = a_.offsets[row], first = c.offsets[row];
+    const int64_t begin = a_.offsets[row];
     if (entries > kMostEightEntries || count > kMostEightCount) return false;
     for (int64_t r = row; r < row + 8 * rows; r += 8) {
-      if (!InSteps(a_.offsets + r, pair.one.entries, pair.other.entries) ||
-          !InSteps(c.offsets + r, pair.one.count, pair.other.count)) {
-        return false;
-      }
+      if (!InSteps(a_.offsets + r, pair.one.entries, pair.other.entries)) return false;
+      if (c && !InSteps(c->offsets + r, pair.one.count, pair.other.count)) return false;
     }
     int32_t rows_of_b[kMostEightEntries][8];
     int32_t differ = 0;
@@ -276,7 +279,9 @@ class RepeatedRows {
     int32_t bases[8];
     for (int lane = 0; lane < 8; ++lane) {
       bases[lane] = b_.indices[rows_of_b[0][lane]];
-      difference.Look(c.indices + first + lane * count, bases[lane], shape.distinct, count);
+      if (!c) continue;
+      const int32_t* const of_c = c->indices + c->offsets[row] + lane * count;
+      difference.Look(of_c, bases[lane], shape.distinct, count);
     }
     __m256 factors[kMostEightEntries], sums[kMostEightCount], eight[8];
     for (int64_t i = 0; i < InEights(int32_t(count)); ++i) sums[i] = _mm256_setzero_ps();
@@ -313,7 +318,7 @@ class RepeatedRows {
       }
     }
     if (difference.Any()) return false;
-    Write(sums, count, out + first, room - first);
+    Write(sums, count, out, room);
     return true;
   }
 

@@ -259,7 +259,7 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = args.c.offsets[row], count = args.c.offsets[row + 1] - begin;
       const int32_t* const columns = args.c.indices + begin;
-      if (const int64_t rows = repeated.FindEight(row, last, args.c, out, end)) {
+      if (const auto rows = repeated.FindEight(row, last, out + begin, end - begin, &args.c)) {
         row += rows - 1;
         continue;
       }

@@ -135,6 +135,21 @@ class RowProduct {
     out.values += count;
     return true;
   }
+  // How many rows from `row` on, below `end`, were added up in vectors at once.
+  int64_t RepeatsEight(int64_t row, int64_t end, Out<T>& out) {
+    const int64_t found = repeated_.FindEight(row, end, out.values, 8 * kRepeatedRowMost);
+    for (int64_t i = 0; i < found; ++i) {
+      const auto& shape = repeated_.ShapeOf(i, found);
+      const int32_t base = repeated_.Base(row + i), count = shape.count;
+      for (int32_t from = 0; from < count; from += 8) {  // behind the row is the next one's place
+        for (int32_t j = from; j < from + 8; ++j) out.indices[j] = base + shape.distinct[j];
+      }
+      args_.counts[row + i] = count;
+      out.indices += count;
+      out.values += count;
+    }
+    return found;
+  }
   bool MayRepeat(int64_t row) { return repeated_.Fits(row); }
   // Notes the shape of a row whose entries are the last `count` that were written.
   void Note(int64_t row, int64_t count, const Out<T>& out) {
@@ -354,6 +369,12 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
       constexpr bool kShapes = SGAP_KEY_SORT == 8;
       const auto shaped = [&](int64_t row) { return kShapes && product.MayRepeat(row); };
       for (int64_t row = args.task_rows[task]; row < end;) {
+        if (kShapes && args.sums == RowSums::kAny) {
+          if (const int64_t found = product.RepeatsEight(row, end, out)) {
+            row += found;
+            continue;
+          }
+        }
         const int32_t* before = out.indices;
         if (args.sums != RowSums::kAny || !sorted.Takes(row)) {
           product.Run(row, out);

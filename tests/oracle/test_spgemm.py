@@ -273,6 +273,9 @@ def test_many_rows_of_one_shape_or_of_two_in_turn(name):
         back = [np.arange(*offsets[i : i + 2]) for i in np.argsort(single)]
         offsets = np.append(0, np.cumsum([len(x) for x in back])).astype(np.int32)
         indices, values = indices[np.concatenate(back)], values[np.concatenate(back)]
+        at_once = direct_product(left, a, right, b, columns, isa, 1)
+        for found, expected in zip(at_once, (offsets, indices, values), strict=True):
+            np.testing.assert_array_equal(found, expected)
         for wrong in (None, *range(80, 100, 3)):  # a row of C, one of whose columns is another
             of_c, right_values, bad = indices.copy(), values.copy(), slice(0)
             if wrong is not None:
