@@ -121,8 +121,7 @@ def hierarchy(grids: Grids, c: jax.Array) -> list[SparseArray]:
 
 def cycle(grids: Grids, matrices: list[SparseArray]) -> Callable[[jax.Array], jax.Array]:
     """One V-cycle for A x = b, a function of b [cells, k]: symmetric in b, as conjugate gradients
-    need. What does not depend on b is computed here: in the loop of a solver it would be computed
-    again at each step, and XLA moves no scatter out of a loop."""
+    need. What does not depend on b is computed here, once for a solver."""
     inverses = [DAMPING / A.diagonal()[:, None] for A in matrices[:-1]]
     factor = jax.scipy.linalg.cho_factor(matrices[-1].todense())
 
