@@ -9,6 +9,7 @@ through them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -118,8 +119,9 @@ def hierarchy(grids: Grids, c: jax.Array) -> list[SparseArray]:
     return matrices
 
 
-def cycle(grids: Grids, matrices: list[SparseArray], b: jax.Array) -> jax.Array:
-    """One V-cycle for A x = b, b [cells, k]: symmetric in b, as conjugate gradients need."""
+def cycle(grids: Grids, matrices: list[SparseArray]) -> Callable[[jax.Array], jax.Array]:
+    """One V-cycle for A x = b, a function of b [cells, k]: symmetric in b, as conjugate gradients
+    need. What does not depend on b is computed here, once for a solver."""
     inverses = [DAMPING / A.diagonal()[:, None] for A in matrices[:-1]]
     factor = jax.scipy.linalg.cho_factor(matrices[-1].todense())
 
@@ -135,7 +137,7 @@ def cycle(grids: Grids, matrices: list[SparseArray], b: jax.Array) -> jax.Array:
             x = x + inverses[i] * (b - A @ x)
         return x
 
-    return level(0, b)
+    return partial(level, 0)
 
 
 def conjugate_gradients(
@@ -172,10 +174,10 @@ def solve(
 ) -> jax.Array:
     """x [cells, k] with A x = b for the first of `matrices`; the derivative in its values takes one
     solve more, of the adjoint problem."""
-    stopped = jax.lax.stop_gradient(matrices)
+    precondition = cycle(grids, jax.lax.stop_gradient(matrices))
 
     def run(apply: Any, b: jax.Array) -> jax.Array:
-        return conjugate_gradients(apply, partial(cycle, grids, stopped), b, tol, most)[0]
+        return conjugate_gradients(apply, precondition, b, tol, most)[0]
 
     return jax.lax.custom_linear_solve(lambda x: matrices[0] @ x, b, run, symmetric=True)
 

@@ -148,6 +148,9 @@ def test_schedules(name):
     if "j" in (v.name for v in expression.output.indices):
         problem.check(threads.split("j", "j0", "j1", 3))
         problem.check(threads.split("j", "j0", "j1", 3).reorder("j0", "i1"))
+    for parts in (3, 50):  # more than there are coordinates, too
+        divided = Schedule(expression).divide("i", "i0", "i1", parts)
+        problem.check(divided.parallelize("i0", "CPUThread", "NoRaces"))
     gpu = tiles.split("i0", "block", "thread", 2).reorder("block", "thread", "i1")
     gpu = gpu.parallelize("block", "GPUBlock", "NoRaces").parallelize(
         "thread", "GPUThread", "NoRaces"
@@ -304,7 +307,7 @@ REFUSED = [
     (lambda s: s.unroll("j"), "merged one after the other"),
     (lambda s: s.pos("j", "p", "A"), "B(i,j) needs coordinates of j that A does not store"),
     (lambda s: s.split("j", "j0", "j1", 4).pos("j1", "p", "A"), "j1 is a tile of merged"),
-    (lambda s: s.divide("j", "j0", "j1", 2), "are merged from what A ∪ B stores; split tiles them"),
+    (lambda s: s.divide("j", "j0", "j1", 2).unroll("j1"), "merged one after the other"),
     (lambda s: s.fuse("i", "j", "f"), "are merged from what A ∪ B stores"),
     (lambda s: s.bound("j", "jb", 9), "are merged from what A ∪ B stores"),
     (lambda s: s.split("j", "j0", "j1", 4).split("j1", "u", "v", 2), "j1 is a tile of merged"),

@@ -42,7 +42,7 @@ def test_matrix_products_and_solution(grids):
     want = scipy.sparse.linalg.spsolve(fine.tocsc(), f.astype(np.float64))
     np.testing.assert_allclose(got, want, atol=1e-4 * abs(want).max())
     b, matrices = jnp.asarray(f), poisson.hierarchy(grids, jnp.asarray(c))
-    precondition = jax.jit(lambda r: poisson.cycle(grids, matrices, r))
+    precondition = jax.jit(poisson.cycle(grids, matrices))
     _, steps = poisson.conjugate_gradients(lambda x: matrices[0] @ x, precondition, b, 1e-5, 100)
     assert int(steps) < 15
 

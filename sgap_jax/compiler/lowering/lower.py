@@ -24,7 +24,7 @@ from sgap_jax.compiler.loop_ir.widths import accumulator_of, index_dtype
 from sgap_jax.compiler.lowering.clearing import clear_padding, clear_rest, cleared_row
 from sgap_jax.compiler.lowering.context import Context
 from sgap_jax.compiler.lowering.loop_nest import lower_body
-from sgap_jax.compiler.lowering.merge_loops import without_positions
+from sgap_jax.compiler.lowering.merge_loops import with_sized_tiles, without_positions
 from sgap_jax.compiler.lowering.octet import name_tile, warp_loops
 from sgap_jax.compiler.lowering.output_loops import OutputLoops
 from sgap_jax.compiler.lowering.position_loops import with_position_loops
@@ -86,6 +86,7 @@ def lower(
     merged: dict[Access, Storage] = {}
     leaders: dict[IndexVar, Access] = {}
     if expression.merges:
+        statement = with_sized_tiles(statement, expression, sizes)
         statement, leaders = without_positions(statement)
     if isinstance(positions, Mapping):
         merged, positions = _merged(expression, sizes, positions, repeated), ()

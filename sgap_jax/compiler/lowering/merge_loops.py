@@ -53,14 +53,16 @@ from sgap_jax.compiler.lowering.ranges import lower_bound, range_of, value_of
 from sgap_jax.compiler.notation.cin import (
     Assignment,
     Body,
+    Divide,
     Forall,
     Pos,
     Precompute,
+    Relation,
     Split,
     SuchThat,
     Where,
 )
-from sgap_jax.compiler.notation.expr import Access, IndexVar, Term
+from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar, Term
 from sgap_jax.compiler.notation.nest import paths
 from sgap_jax.compiler.notation.spaces import Part, part_of, space_of, stored_indices
 from sgap_jax.schedules.schedule import ScheduleError
@@ -98,6 +100,20 @@ def merged_index(ctx: Context, var: IndexVar) -> IndexVar | None:
     made = ctx.relations.source(var)
     index = made.parent if isinstance(made, Split) and made.inner == var else var
     return index if index in stored_indices(ctx.expression) else None
+
+
+def with_sized_tiles(statement: SuchThat, expression: Assign, sizes: dict[str, int]) -> SuchThat:
+    """The statement with tiles of a fixed size of merged coordinates in place of a fixed number of
+    tiles."""
+    stored = stored_indices(expression)
+
+    def sized(made: Relation) -> Relation:
+        if not isinstance(made, Divide) or made.parent not in stored:
+            return made
+        size = max(1, -(-sizes[made.parent.name] // made.parts))
+        return Split(made.parent, made.outer, made.inner, size)
+
+    return SuchThat(statement.body, tuple(map(sized, statement.relations)))
 
 
 def without_positions(statement: SuchThat) -> tuple[SuchThat, dict[IndexVar, Access]]:

@@ -72,15 +72,15 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
             raise NotImplementedError(
                 f"{index} is a tile of merged coordinates, or their positions, already"
             )
-        if not isinstance(relation, cin.Split):
+        if not isinstance(relation, cin.Split | cin.Divide):
             raise NotImplementedError(
                 f"the coordinates of {index} are merged from what "
-                f"{space_of(expression.products, index)} stores; split tiles them, and the outer "
-                "part can be transformed further"
+                f"{space_of(expression.products, index)} stores; split or divide tiles them, and "
+                "the outer part can be transformed further"
             )
         tiles.append(relation.inner)
     place = {loop.var: n for n, loop in enumerate(loops(statement.body))}
-    outer = {r.inner: r.outer for r in statement.relations if isinstance(r, cin.Split)}
+    outer = {r.inner: r.outer for r in statement.relations if isinstance(r, cin.Split | cin.Divide)}
     graph = Provenance(expression.indices, statement.relations)
     for loop in loops(statement.body):
         if loop.var not in (*stored, *tiles):
