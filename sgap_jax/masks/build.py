@@ -63,7 +63,7 @@ def joined(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The offsets and the columns of all chunks of block rows of `length` rows, `most` at most if
     that is known."""
-    indices, used = _aligned(most, np.int32), 0
+    indices, used = structure.aligned(most, np.int32), 0
     parts: list[np.ndarray] = []  # a copy of all takes less than the pages of arrays that grow
     stored: list[Any] = [np.zeros(1, np.int64)]
     for counts, columns in chunks:
@@ -76,7 +76,7 @@ def joined(
         used = end
         stored.append(counts)
     if parts:
-        indices = _aligned(used, np.int32)
+        indices = structure.aligned(used, np.int32)
         np.concatenate(parts, out=indices)
     offsets = np.cumsum(np.concatenate(stored), dtype=np.int64).astype(np.int32)
     return offsets, indices[:used]
@@ -87,7 +87,7 @@ def of_arrays(
 ) -> SparseArray:
     """The mask with these int32 arrays, which are valid and are not copied."""
     (m, k), used = shape, len(indices)
-    values = _aligned(used * math.prod(format.block_shape), np.float32)
+    values = structure.aligned(used * math.prod(format.block_shape), np.float32)
     values.fill(1)
     of_column = np.zeros(k + 1, np.int64)
     step = max(1 << 17, 4 * k)  # np.bincount copies, and its result is as long as a row
@@ -100,14 +100,6 @@ def of_arrays(
     transposed: Any = later_transpose(offsets, indices, k)
     level = CheckedLevel(*arrays)
     return SparseArray(held, ((), level), transposed, (m, k), format, statistics)
-
-
-def _aligned(count: int, dtype: Any) -> np.ndarray:
-    """An array on the boundary of a cache line, as JAX wants those that it does not copy."""
-    size = count * np.dtype(dtype).itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype)
 
 
 def row_chunks(ends: np.ndarray, length: int = 1) -> Iterator[slice]:
