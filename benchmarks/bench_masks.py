@@ -32,6 +32,16 @@ def cases(L: int) -> dict[str, Callable[[Format], SparseArray]]:
     def looked_up(i: np.ndarray, j: np.ndarray) -> np.ndarray:
         return (documents[i] == documents[j]) & (j <= i)
 
+    draws = np.random.default_rng(0)
+    ends = np.sort(draws.integers(1, L, max(L // 512, 1)))
+    ragged, mixed = np.searchsorted(ends, np.arange(L), "right"), draws.permutation(documents)
+
+    def other_lengths(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        return (ragged[i] == ragged[j]) & (j <= i)
+
+    def in_no_order(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        return (mixed[i] == mixed[j]) & (j <= i)
+
     double = 2 * L
     a, b = (
         {f: make(f) for f in (CSR, CVS(8))}
@@ -58,6 +68,15 @@ def cases(L: int) -> dict[str, Callable[[Format], SparseArray]]:
         "`from_function`, window and sinks": lambda f: masks.from_function(sinks, L, format=f),
         "`from_function`, lookup of documents": lambda f: masks.from_function(
             looked_up, L, format=f
+        ),
+        "`from_function`, documents of other lengths": lambda f: masks.from_function(
+            other_lengths, L, format=f
+        ),
+        "`from_function`, documents in no order": lambda f: masks.from_function(
+            in_no_order, L, format=f
+        ),
+        "`causal`, documents in no order": lambda f: masks.causal(
+            masks.block_diagonal(mixed, format=f)
         ),
         "`union` of band and longformer, 2 L": lambda f: masks.union(a[f], b[f]),
         "`intersection` of these": lambda f: masks.intersection(a[f], b[f]),

@@ -71,6 +71,15 @@ def placed(tree: Any) -> Any:
     return jax.tree.map(copied, tree)
 
 
+def aligned(count: int, dtype: Any, *, zeros: bool = False) -> np.ndarray:
+    """An array on the boundary of a cache line, as JAX wants those that it does not copy. Of zeros
+    the system hands out the pages when something is written or read there."""
+    size = count * np.dtype(dtype).itemsize
+    memory = (np.zeros if zeros else np.empty)(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype)
+
+
 def whole(values: jax.Array) -> jax.Array:
     """Replicates values that have an explicit sharding (`jax.sharding.AxisType.Explicit`), because
     JAX would demand the sharding of whatever is gathered from them. Other values are unchanged."""

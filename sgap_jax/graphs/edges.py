@@ -183,18 +183,20 @@ def of_capacity(
     is its `construct.transpose_structure`, if known; `checked` is False where entries may repeat.
     It has no statistics of its pattern: all of these sizes are one type to jit."""
     used = columns.shape[0]
-    padding = nse - used
-    columns = np.pad(columns.astype(np.int32, copy=False), (0, padding))
+    columns = padded(columns.astype(np.int32, copy=False), nse)
     if transposed is None:
         transposed = construct.transpose_structure(offsets, columns, shape[1])
     else:
-        across, rows, permutation = transposed
-        last = np.arange(used, nse, dtype=np.int32)
-        transposed = across, np.pad(rows, (0, padding)), np.concatenate([permutation, last])
-    fields = structure.as_fields(((), (offsets, columns)), transposed, checked=checked)
+        across, rows, own = transposed
+        permutation = padded(own, nse)
+        permutation[used:] = np.arange(used, nse, dtype=np.int32)
+        transposed = across, padded(rows, nse), permutation
+    values = padded(np.asarray(values), nse)
     with structure.concrete():
-        fields = structure.placed(fields)
-        values = jnp.asarray(np.pad(np.asarray(values), (0, padding)))
+        arrays = values, np.array(offsets), columns, *transposed
+        arrays = jax.device_put(arrays)  # what is padded is not copied
+        values, offsets, columns, *transposed = structure.placed(arrays)
+    fields = structure.as_fields(((), (offsets, columns)), tuple(transposed), checked=checked)
     return SparseArray(
         values=values,
         **fields,
@@ -202,6 +204,13 @@ def of_capacity(
         shape=shape,
         format=CSR,
     )
+
+
+def padded(array: np.ndarray, size: int) -> np.ndarray:
+    """`array`, and zeros up to `size`; new memory, that JAX does not copy."""
+    found = structure.aligned(size, array.dtype, zeros=True)
+    found[: array.shape[0]] = array
+    return found
 
 
 def check_capacity(nse: Any, needed: int, name: str, what: str) -> int:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, construct
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.graphs.edges import check_nodes, of_capacity, rows_on_host
+from sgap_jax.graphs.edges import check_nodes, of_capacity, padded, rows_on_host
 
 
 @partial(
@@ -87,6 +87,7 @@ class NeighborSampler:
         self.num_nodes = n
         self._random = np.random.default_rng(seed)
         self._local = np.full(n, -1, np.int32)
+        self._seen = np.zeros(n, bool)
         sizes = [self.num_seeds]
         for fanout in self.fanouts:  # nodes that are not known yet, and room for padding
             sizes.append(sizes[-1] + min(sizes[-1] * fanout, n))
@@ -142,7 +143,7 @@ class NeighborSampler:
         """The block of targets that are at these rows, its entries, and the nodes that are new."""
         picked, lengths = self._picked(targets, fanout)
         source = self._columns[picked]
-        new = np.unique(source[self._local[source] < 0])
+        new = self._distinct(source[self._local[source] < 0])
         first, (m, k) = self.capacities[hop], self.capacities[hop : hop + 2]
         self._local[new] = first + np.arange(new.shape[0], dtype=np.int32)
         offsets = np.zeros(m + 1, np.int32)
@@ -154,7 +155,16 @@ class NeighborSampler:
         block = of_capacity(
             self._values[entry], offsets, column, (m, k), room, transposed, checked=self._once
         )
-        return block, np.pad(entry, (0, room - entry.shape[0])), new
+        return block, padded(entry, room), new
+
+    def _distinct(self, nodes: np.ndarray) -> np.ndarray:
+        """Each of these nodes once, ascending; by flags where all nodes are not far more."""
+        if nodes.shape[0] < self.num_nodes // 64:
+            return np.unique(nodes)
+        self._seen[nodes] = True
+        found = np.flatnonzero(self._seen).astype(np.int32)
+        self._seen[found] = False
+        return found
 
     def _picked(self, targets: np.ndarray, fanout: int) -> tuple[np.ndarray, np.ndarray]:
         """(positions of the edges taken of each target in turn, how many there are of each). By

@@ -63,7 +63,7 @@ def joined(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The offsets and the columns of all chunks of block rows of `length` rows, `most` at most if
     that is known."""
-    indices, used = _aligned(most, np.int32), 0
+    indices, used = structure.aligned(most, np.int32), 0
     parts: list[np.ndarray] = []  # a copy of all takes less than the pages of arrays that grow
     stored: list[Any] = [np.zeros(1, np.int64)]
     for counts, columns in chunks:
@@ -76,7 +76,7 @@ def joined(
         used = end
         stored.append(counts)
     if parts:
-        indices = _aligned(used, np.int32)
+        indices = structure.aligned(used, np.int32)
         np.concatenate(parts, out=indices)
     offsets = np.cumsum(np.concatenate(stored), dtype=np.int64).astype(np.int32)
     return offsets, indices[:used]
@@ -87,7 +87,7 @@ def of_arrays(
 ) -> SparseArray:
     """The mask with these int32 arrays, which are valid and are not copied."""
     (m, k), used = shape, len(indices)
-    values = _aligned(used * math.prod(format.block_shape), np.float32)
+    values = structure.aligned(used * math.prod(format.block_shape), np.float32)
     values.fill(1)
     of_column = np.zeros(k + 1, np.int64)
     step = max(1 << 17, 4 * k)  # np.bincount copies, and its result is as long as a row
@@ -100,14 +100,6 @@ def of_arrays(
     transposed: Any = later_transpose(offsets, indices, k)
     level = CheckedLevel(*arrays)
     return SparseArray(held, ((), level), transposed, (m, k), format, statistics)
-
-
-def _aligned(count: int, dtype: Any) -> np.ndarray:
-    """An array on the boundary of a cache line, as JAX wants those that it does not copy."""
-    size = count * np.dtype(dtype).itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype)
 
 
 def row_chunks(ends: np.ndarray, length: int = 1) -> Iterator[slice]:
@@ -220,10 +212,12 @@ def from_function(
     `|`, `~`; of rows also `//`, `%` and lookups in an array), such as a window and the first keys
     or `j < lengths[i]`, is evaluated once for each piece of a row in which it does not change, for
     all rows at once, where that is at most a quarter of the pairs and 4 million evaluations.
-    Else, where these operations and `//` and `%` by a positive number of ranges of rows and columns
-    say that a block is full or empty, its entries are not evaluated. A function that does anything
-    else, such as looking up the segments of columns in an array (`block_diagonal` is for that), is
-    evaluated for all L S pairs.
+    Else, where these operations, `//` and `%` by a positive number, and lookups in arrays of ranges
+    of rows and columns say that a block is full or empty, its entries are not evaluated: of
+    `documents[i] == documents[j]` the blocks of two documents are empty. For that f is also called
+    with stand-ins for the arrays in its closure, its globals and its default values. What does
+    anything else is evaluated for all L S pairs, and so is a function of which the ranges of blocks
+    say nothing, as of documents in no order (`block_diagonal` is for these).
 
     Args:
       f: maps rows [r, 1] and columns [1, c] or [r, c], NumPy integers, to booleans [r, c] or what
@@ -274,10 +268,13 @@ def from_function(
             if known is not None:
                 full, empty = (x[b] for x in known)
             # A run of blocks that are not empty at a time, no wider than `width`.
-            parts = [
-                _of_block(True if whole else _evaluated(f, rows, keys[None]), rows, keys, length)
+            runs: Iterable[tuple[np.ndarray, Any]] = (
+                (keys, True if whole else _evaluated(f, rows, keys[None]))
                 for keys, whole in _runs(full, empty, step, S, width)
-            ]
+            )
+            if known is not None:
+                runs = _joined(list(runs), len(rows))
+            parts = [_of_block(seen, rows, keys, length) for keys, seen in runs]
             blocks = -(-len(rows) // length)
             counts = np.sum([count for count, _ in parts], 0) if parts else np.zeros(blocks, int)
             columns = np.concatenate([found for _, found in parts]) if parts else np.arange(0)
@@ -288,6 +285,19 @@ def from_function(
             yield counts, columns
 
     return of_block_rows(op, chunks(), (L, S), format)
+
+
+def _joined(runs: list[tuple[np.ndarray, Any]], rows: int) -> list[tuple[np.ndarray, Any]]:
+    """Runs of one row of blocks as one where they are near: else their columns are sorted."""
+    if len(runs) < 2:
+        return runs
+    first, last = runs[0][0][0], runs[-1][0][-1]
+    if last - first >= 2 * sum(len(keys) for keys, _ in runs):
+        return runs
+    seen = np.zeros((rows, last - first + 1), bool)
+    for keys, found in runs:
+        seen[:, keys[0] - first : keys[-1] - first + 1] = found
+    return [(np.arange(first, last + 1), seen)]
 
 
 def _of_block(

@@ -2,7 +2,7 @@
 them once for each diagonal of the matrix."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -19,8 +19,9 @@ COMPARISONS = (
 )
 
 
-class OtherFunction(Exception):
-    """The function is not known to be of the kind that a module evaluates."""
+class OtherFunction(BaseException):
+    """The function is not known to be of the kind that a module evaluates; no error, which it may
+    catch."""
 
 
 class _Position(NDArrayOperatorsMixin):
@@ -44,6 +45,11 @@ class _Position(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise OtherFunction
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise (
+            AttributeError(name) if name.startswith("__") else OtherFunction
+        )  # NumPy looks for some
+
 
 class _OnDiagonals(NDArrayOperatorsMixin):
     """What depends on j - i alone: an element for each diagonal."""
@@ -55,6 +61,7 @@ class _OnDiagonals(NDArrayOperatorsMixin):
     __array__ = _Position.__array__
     __array_function__ = _Position.__array_function__
     __bool__ = _Position.__bool__
+    __getattr__ = _Position.__getattr__
 
 
 def _computed(ufunc: Any, method: str, inputs: tuple, options: dict) -> Any:
@@ -111,7 +118,7 @@ def stored_diagonals(f: Callable, L: int, S: int) -> np.ndarray | None:
     try:
         diagonals = np.arange(1 - L, max(S, 1), dtype=np.int64)
         found = f(_Position(1, 0, 0, diagonals), _Position(0, 1, 0, diagonals))
-    except Exception:  # whatever a function does with arguments that are no arrays
+    except (Exception, OtherFunction):  # whatever a function does with arguments that are no arrays
         return None
     if not isinstance(found, _OnDiagonals) or found.at.dtype != np.bool_:
         return None

@@ -2,7 +2,7 @@
 such as a window and the first keys: `from_function` evaluates them once for each piece of a row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -63,6 +63,11 @@ class _Number(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise OtherFunction
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise (
+            AttributeError(name) if name.startswith("__") else OtherFunction
+        )  # NumPy looks for some
+
 
 class _Truth(NDArrayOperatorsMixin):
     """A boolean that is the same at all columns between two cuts of a row."""
@@ -73,6 +78,7 @@ class _Truth(NDArrayOperatorsMixin):
     __array_ufunc__ = _Number.__array_ufunc__
     __array_function__ = _Number.__array_function__
     __bool__ = _Number.__bool__
+    __getattr__ = _Number.__getattr__
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise OtherFunction
@@ -178,7 +184,7 @@ def pieces_of_rows(f: Callable, L: int, S: int) -> np.ndarray | None:
     try:
         found = f(_Number([(0, np.arange(L)[:, None])], cuts), _Number([(1, 0)], cuts))
         ends = [np.broadcast_to(cut, (L, 1)) for cut in [0, S, *cuts]]
-    except Exception:  # whatever a function does with arguments that are no arrays
+    except (Exception, OtherFunction):  # whatever a function does with arguments that are no arrays
         return None
     if not isinstance(found, _Truth):
         return None

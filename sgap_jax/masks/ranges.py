@@ -1,17 +1,20 @@
-"""What a boolean function of rows and columns gives on whole blocks, from ranges of integers: so
+"""What a boolean function of rows and columns gives on whole blocks, from ranges of numbers: so
 that `from_function` evaluates entries only where a block is neither full nor empty."""
 
+import functools
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import jax
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 _MOST = 1 << 62  # of bounds: beyond, integers may have wrapped
 
 
-class _Unknown(Exception):
-    """An operation whose range is not known here."""
+class _Unknown(BaseException):
+    """An operation whose range is not known here; no error, which a function may catch."""
 
 
 class _Ranges(NDArrayOperatorsMixin):
@@ -32,6 +35,13 @@ class _Ranges(NDArrayOperatorsMixin):
     def __array_function__(self, *_: Any) -> Any:
         raise _Unknown
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else _Unknown  # NumPy looks for some
+
+
+class _Compared(_Ranges):
+    """Numbers that are compared and no more: floats, and integers of which sums may wrap."""
+
 
 class _Truth(NDArrayOperatorsMixin):
     """Booleans of which each block's are all true where `yes`, all false where `no`."""
@@ -42,9 +52,130 @@ class _Truth(NDArrayOperatorsMixin):
     __array_ufunc__ = _Ranges.__array_ufunc__
     __array__ = _Ranges.__array__
     __array_function__ = _Ranges.__array_function__
+    __getattr__ = _Ranges.__getattr__
 
     def __bool__(self) -> bool:
         raise _Unknown
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise _Unknown
+
+
+class _Table(NDArrayOperatorsMixin):
+    """An array that the function looks its arguments up in, in the place of that array. Ranges of
+    indices give the ranges of what is there; whatever else depends on its elements is refused, so
+    that the function cannot take it for a number of one place."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __getitem__(self, index: Any) -> Any:
+        array = self._array
+        if not isinstance(index, _Ranges):
+            return array[index]  # refused by an index that has no value
+        low, high = (np.asarray(x) for x in (index.low, index.high))
+        inside = low.dtype.kind in "iu" and low.min(initial=0) >= 0
+        if array.ndim != 1 or not inside or high.max(initial=-1) >= len(array):
+            raise _Unknown
+        least, most = _extremes(array, low, high)
+        if array.dtype == np.bool_:
+            return _Truth(least, ~most)
+        exact = array.dtype == np.int64
+        return (_Ranges if exact else _Compared)(least, most)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else _Unknown  # NumPy looks for some
+
+    __array_ufunc__ = __array_function__ = __array__ = __bool__ = _refuse
+    __index__ = __int__ = __float__ = __complex__ = __iter__ = __contains__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+_LARGEST = 1 << 31  # of what is looked up: sums and products of two do not wrap
+_MOST_MINIMA = 1 << 24  # that are kept of a table
+
+
+def _extremes(array: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[Any, Any]:
+    """The least and the greatest of array[low .. high] for each pair of indices, from those of all
+    runs of 1, 2, 4, ... elements."""
+    level = np.frexp(high - low + 1)[1] - 1
+    levels = int(level.max(initial=0)) + 1
+    if levels * len(array) > _MOST_MINIMA:
+        raise _Unknown
+    integer = array.dtype.kind in "iu"
+    if integer and len(array) and not -_LARGEST <= array.min() <= array.max() <= _LARGEST:
+        raise _Unknown
+    first = array.astype(np.int64) if integer else array
+    found = []
+    for extreme in (np.minimum, np.maximum):
+        runs = np.empty((levels, len(array)), first.dtype)
+        runs[0] = first
+        for k in range(1, levels):
+            half = 1 << (k - 1)
+            runs[k] = runs[k - 1]
+            extreme(runs[k - 1, :-half], runs[k - 1, half:], out=runs[k, :-half])
+        found.append(extreme(runs[level, low], runs[level, high - (1 << level) + 1]))
+    return found[0], found[1]
+
+
+def _with_tables(x: Any, seen: dict[int, Any]) -> Any:
+    """`x`, or a function like it in which arrays that it can look up are `_Table`s: of its closure,
+    its globals and its default values, and of functions among these."""
+    if id(x) in seen:
+        return seen[id(x)]
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+        x_array = np.asarray(x) if x.is_fully_addressable else None
+    else:
+        x_array = x if type(x) is np.ndarray else None
+    if x_array is not None:
+        known = x_array.dtype.kind in "biu" or x_array.dtype == np.float64
+        if known and not (x_array.dtype == np.float64 and np.isnan(x_array).any()):
+            seen[id(x)] = _Table(x_array)
+            return seen[id(x)]
+        return x
+    of = functools.partial(_with_tables, seen=seen)
+    if isinstance(x, tuple) and type(x) is tuple:
+        return tuple(map(of, x))
+    if type(x) is functools.partial:
+        return functools.partial(of(x.func), *map(of, x.args), **_each(x.keywords, of))
+    if not isinstance(x, types.FunctionType):
+        return x
+    code, outer = x.__code__, x.__globals__
+    scope = dict(outer)
+    made = types.FunctionType(code, scope, x.__name__, None, x.__closure__)
+    seen[id(x)] = made  # a function may call itself
+    scope |= {name: of(outer[name]) for name in _names(code) if name in outer}
+    cells = tuple(_cell(cell, of) for cell in x.__closure__ or ())
+    if cells:
+        made = types.FunctionType(code, scope, x.__name__, None, cells)
+        seen[id(x)] = made
+    made.__defaults__ = None if x.__defaults__ is None else tuple(map(of, x.__defaults__))
+    made.__kwdefaults__ = _each(x.__kwdefaults__ or {}, of)
+    made.__dict__.update(x.__dict__)
+    return made
+
+
+def _each(named: dict[str, Any], of: Callable) -> dict[str, Any]:
+    return {name: of(x) for name, x in named.items()}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of globals that a function, and those that it makes, may read."""
+    inner = (_names(x) for x in code.co_consts if isinstance(x, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _cell(cell: Any, of: Callable) -> Any:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # empty yet
+        return cell
+    made = of(held)
+    return cell if made is held else types.CellType(made)
 
 
 def _computed(ufunc: Any, method: str, inputs: tuple, options: dict) -> Any:
@@ -59,10 +190,21 @@ def _constant(x: Any) -> Any:
         return _Truth(np.asarray(bool(x)), np.asarray(not x))
     if isinstance(x, int | np.integer) and abs(int(x)) <= _MOST:
         return _Ranges(np.asarray(int(x)), np.asarray(int(x)))
+    if isinstance(x, float) and abs(x) <= _MOST:  # np.float64 too
+        return _Compared(np.asarray(float(x)), np.asarray(float(x)))
     raise _Unknown
 
 
 def _integers(rule: Callable) -> Callable:
+    def checked(*inputs: Any) -> Any:
+        if not all(type(x) is _Ranges for x in inputs):
+            raise _Unknown
+        return rule(*inputs)
+
+    return checked
+
+
+def _numbers(rule: Callable) -> Callable:
     def checked(*inputs: Any) -> Any:
         if not all(isinstance(x, _Ranges) for x in inputs):
             raise _Unknown
@@ -149,12 +291,12 @@ _RULES: dict[Any, Callable] = {
     np.maximum: _integers(
         lambda a, b: _Ranges(np.maximum(a.low, b.low), np.maximum(a.high, b.high))
     ),
-    np.equal: _integers(_equal),
-    np.not_equal: _integers(lambda a, b: _not(_equal(a, b))),
-    np.less: _integers(_less),
-    np.greater: _integers(lambda a, b: _less(b, a)),
-    np.less_equal: _integers(lambda a, b: _not(_less(b, a))),
-    np.greater_equal: _integers(lambda a, b: _not(_less(a, b))),
+    np.equal: _numbers(_equal),
+    np.not_equal: _numbers(lambda a, b: _not(_equal(a, b))),
+    np.less: _numbers(_less),
+    np.greater: _numbers(lambda a, b: _less(b, a)),
+    np.less_equal: _numbers(lambda a, b: _not(_less(b, a))),
+    np.greater_equal: _numbers(lambda a, b: _not(_less(a, b))),
     np.bitwise_and: _booleans(_and),
     np.logical_and: _booleans(_and),
     np.bitwise_or: _booleans(_or),
@@ -170,8 +312,7 @@ def of_blocks(
     f: Callable, L: int, S: int, height: int, width: int
 ) -> tuple[np.ndarray, ...] | None:
     """(full, empty), booleans [blocks of rows, blocks of columns]: where f is known to be true, or
-    false, at all entries of a block of `height` x `width`. None where f does what has no rule, such
-    as looking up its arguments in an array."""
+    false, at all entries of a block of `height` x `width`. None where f does what has no rule."""
 
     def ranges(size: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         low = np.arange(0, size, step)
@@ -180,8 +321,8 @@ def of_blocks(
     rows = _Ranges(*(x[:, None] for x in ranges(L, height)))
     columns = _Ranges(*(x[None] for x in ranges(S, width)))
     try:
-        found = f(rows, columns)
-    except Exception:  # whatever a function does with arguments that are no arrays
+        found = _with_tables(f, {})(rows, columns)
+    except (Exception, _Unknown):  # whatever a function does with arguments that are no arrays
         return None
     if not isinstance(found, _Truth):
         return None

@@ -1,8 +1,10 @@
 """Every mask is its definition, evaluated densely; a vector is what any of its rows has."""
 
+import functools
 import tracemalloc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,6 +172,101 @@ def test_from_function_that_branches_on_what_it_looks_up():
     at = np.arange(L)
     expected = f(at[:, None], at)
     np.testing.assert_array_equal(masks.from_function(f, L).todense() != 0, expected)
+
+
+N = 333
+DOCUMENTS = np.arange(N) ** 2 // 5000
+SHORT, SEEN = DOCUMENTS.astype(np.int8) * 21, DOCUMENTS % 3 == 1
+ENDS = np.random.default_rng(3).normal(150, 90, N).round(1)
+UNKNOWN = np.where(ENDS > 100, ENDS, np.nan)
+FIRSTS = np.where(np.arange(N) % 64 == 0, 0, np.arange(N))
+ON_DEVICE = jnp.asarray(np.arange(N) // 64)
+
+
+def same_document(i, j, table=DOCUMENTS):
+    return table[i] == table[j]
+
+
+def all_of(*functions):
+    return lambda i, j: np.logical_and.reduce(np.broadcast_arrays(*(f(i, j) for f in functions)))
+
+
+def each_of(first, *others):
+    def f(i, j):
+        found = first(i, j)
+        for other in others:
+            found = found & other(i, j)
+        return found
+
+    return f
+
+
+def branches(i, j):
+    same, near = FIRSTS[i] == FIRSTS[j], abs(i - j) < 65
+    return near if same.all() else near & same
+
+
+def catches(i, j):
+    try:
+        return (j <= i) if DOCUMENTS[i].max() >= 0 else j > i
+    except Exception:
+        return j > i
+
+
+def attempt(i, j):
+    try:
+        return (j <= i) if i.max() >= 0 else j > i
+    except Exception:
+        return j > i
+
+
+OF_TABLES = {  # whether fewer than all pairs are evaluated
+    "documents": (lambda i, j: DOCUMENTS[i] == DOCUMENTS[j], True),
+    "causal": (lambda i, j: (SHORT[i] == SHORT[j]) & (j <= i), True),
+    "defaults": (same_document, True),
+    "closures": (each_of(same_document, lambda i, j: i - j < 50), True),
+    "partial": (functools.partial(same_document, table=SHORT), True),
+    "of JAX": (lambda i, j: ON_DEVICE[i] == ON_DEVICE[j], True),
+    "sums": (lambda i, j: DOCUMENTS[i] + DOCUMENTS[j] > 33, True),
+    "flags": (lambda i, j: SEEN[j] & ~SEEN[i] | (i == j), True),
+    "floats": (lambda i, j: (ENDS[j // 64] > i) & (ENDS[i] < 1e3) & (ENDS[j] != 0.5), True),
+    "of two": (lambda i, j: DOCUMENTS[abs(i - j)] < 3, True),
+    "of what is looked up": (
+        lambda i, j: DOCUMENTS[SHORT[i] + 0] == DOCUMENTS[DOCUMENTS[j]],
+        False,
+    ),
+    "not a number": (lambda i, j: UNKNOWN[i] >= UNKNOWN[j], False),
+    "wraps": (lambda i, j: SHORT[i] + SHORT[j] > 0, False),
+    "rounds": (lambda i, j: ENDS.astype(np.float32)[j] == 0.1 * i, False),
+    "from the end": (lambda i, j: DOCUMENTS[i - j] == 0, False),
+    "branches": (branches, False),
+    "catches": (catches, False),
+    "catches errors of arguments": (lambda i, j: attempt(i, j), False),
+    "its kind": (lambda i, j: j <= i if isinstance(DOCUMENTS, np.ndarray) else j > i, None),
+    "its truth": (lambda i, j: j <= i if np.asarray(DOCUMENTS).any() else j > i, None),
+    "its sum": (lambda i, j: j < DOCUMENTS.sum() + 0 * i, None),
+    "its length": (lambda i, j: (j < len(DOCUMENTS) // 2) & (SEEN[i] | SEEN[j]), True),
+    "a list": (lambda i, j: (DOCUMENTS.tolist()[7] < j) & (i > 2), None),
+    "two dimensions": (lambda i, j: (np.eye(N) > 0)[i, j] | SEEN[j], False),
+    "reduced": (all_of(same_document, lambda i, j: j <= i), False),
+}
+
+
+@pytest.mark.parametrize("name", OF_TABLES)
+def test_from_function_of_lookups(name, monkeypatch):
+    """What a block's indices find tells whether it is full or empty, and nothing else."""
+    monkeypatch.setattr(build, "_PAIRS_OF_RUN", 0)  # ranges always pay
+    (f, fewer), sizes, evaluated = OF_TABLES[name], [], build._evaluated
+
+    def counted(f, rows, keys):
+        sizes.append(rows.size * keys.size)
+        return evaluated(f, rows, keys)
+
+    monkeypatch.setattr(build, "_evaluated", counted)
+    for L, S, format in ((N - 40, N, CSR), (200, 129, CVS(8))):
+        sizes.clear()
+        is_defined_by(masks.from_function(f, L, S, format=format), f, (L, S), format)
+        assert fewer is None or (sum(sizes) < L * S) == fewer
 
 
 BY_DIAGONALS = {
