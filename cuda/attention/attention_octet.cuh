@@ -308,11 +308,17 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1)
       });
 }
 
+// For __launch_bounds__: with fewer neighbours in a block a lane has the registers that it has with
+// eight.
+__device__ constexpr int ThreadsOfPieces(int warps, int near) {
+  return near > 1 && near < 8 ? 32 * 8 * warps : 32 * warps * near;
+}
+
 // The same on a work list: what a piece leaves is as in attention_pieces.cuh, whose kernel merges
 // it.
 template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
           int kNear, bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps * kNear, 1)
+__global__ void __launch_bounds__(ThreadsOfPieces(kWarps, kNear), 1)
     AttentionOctetPiecesKernel(const T* __restrict__ q, const T* __restrict__ k,
                                const T* __restrict__ v, const float* __restrict__ bias,
                                const float* __restrict__ sinks, const Index* __restrict__ lengths,

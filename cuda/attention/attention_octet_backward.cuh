@@ -233,15 +233,17 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBack
 // kLength, heads, depth].
 template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
           int kNear, bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBackwardPiecesKernel(
-    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
-    const Index* __restrict__ lengths, const float* __restrict__ lse,
-    const Index* __restrict__ list, const Index* __restrict__ column_indices, T* __restrict__ dq,
-    float* __restrict__ dbias, float* __restrict__ partial, long long m, long long keys,
-    long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias, long long pieces,
-    long long elements, long long places, long long sharing) {
+__global__ void __launch_bounds__(ThreadsOfPieces(kWarps, kNear), 1)
+    AttentionOctetRowsBackwardPiecesKernel(
+        const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+        const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+        const Index* __restrict__ lengths, const float* __restrict__ lse,
+        const Index* __restrict__ list, const Index* __restrict__ column_indices,
+        T* __restrict__ dq, float* __restrict__ dbias, float* __restrict__ partial, long long m,
+        long long keys, long long heads, long long key_heads, long long depth,
+        long long value_depth, long long vectors, long long batches, long long scale_bits,
+        long long flags, long long wrt_bias, long long pieces, long long elements, long long places,
+        long long sharing) {
   MoveToStructure(sharing, 4 * elements - 1, list, vectors, column_indices);
   if (kFull) {
     depth = 32 * kSteps;

@@ -18,6 +18,9 @@ _MOST_WARPS = 8  # warps of a block whose lanes have the most registers
 # of a row.
 PIECES_BY_KEYS = 16
 _NEAR = 8  # warps of a block, of neighbouring block rows or keys, where they fill a GPU
+# With pieces at least so many blocks, some sixteen for each of a GPU's 132 multiprocessors, if need
+# be of two warps: where each has four, a few more blocks than that take a quarter of the time more.
+_BLOCKS_OF_PIECES = 2048
 
 
 def forward_plan(
@@ -96,7 +99,7 @@ def keys_backward_plan(
     share = min(schedule.share, _MOST_WARPS)
     sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
     every = sets * shapes.key_heads * shapes.batch * share
-    warps = _NEAR if every >= 2 * WARPS_UNDER_WAY else max(share, _BLOCK_WARPS)
+    warps = max(share, _neighbours(every, work, _BLOCK_WARPS))
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]
@@ -166,8 +169,9 @@ def _by_rows(
     block_rows = -(-problem.shape[0] // length) if work is None else work.pieces
     of_key = max(shapes.heads // max(shapes.key_heads, 1) // heads, 1)
     sets = block_rows * (length // rows) * of_key
-    full_gpu = sets * shapes.key_heads * shapes.batch * warps >= 2 * WARPS_UNDER_WAY
-    near = _NEAR if full_gpu and warps == 1 else 1
+    every = sets * shapes.key_heads * shapes.batch * warps
+    least = 2 if every >= 2 * WARPS_UNDER_WAY else 1
+    near = _neighbours(every, work, least) if warps == 1 else 1
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full
     all_constants: list = [operand, *constants, near, *widths]
@@ -183,6 +187,17 @@ def _by_rows(
         requires=TENSOR_CORES,
         zero=zero,
     )
+
+
+def _neighbours(every: int, work: WorkList | None, least: int) -> int:
+    """The warps of a block, of `every` warps: at most `_NEAR`, which is what bands want, if they
+    fill a GPU, else `least`."""
+    if every < 2 * WARPS_UNDER_WAY:
+        return least
+    near = _NEAR
+    while work is not None and near > least and every < _BLOCKS_OF_PIECES * near:
+        near //= 2
+    return near
 
 
 def _most(problem: Problem, shapes: AttentionShapes) -> int:

@@ -13,7 +13,7 @@ from sgap_jax.schedules.schedule import GRID_Y
 FIELDS = 4
 _SHARES = 4  # groups of lanes that share the pieces of a row
 _LANES = 32
-_BLOCKS = LANES_UNDER_WAY // (_LANES * _SHARES)
+_BLOCKS = LANES_UNDER_WAY * 5 // 8 // (_LANES * _SHARES)  # of 48 registers a lane
 
 
 @dataclasses.dataclass(frozen=True)

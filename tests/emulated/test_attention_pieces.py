@@ -187,13 +187,17 @@ def test_octets(tile, length, dtype, sizes, given):
 
 
 def test_neighbouring_rows_and_heads_that_share_a_block(monkeypatch):
-    """As in large problems: 8 warps of a block have sets of rows and heads of their own, and rows
-    of several pieces are merged in turn."""
+    """As in large problems: 8 warps of a block, or with pieces that make few such blocks 2 or 4,
+    have sets of rows and heads of their own, and rows of several pieces are merged in turn."""
     monkeypatch.setattr(attention_octet, "WARPS_UNDER_WAY", 1)
     monkeypatch.setattr(row_pieces, "_BLOCKS", 1)
     sizes = dict(depth=64, value_depth=64, heads=12, key_heads=2, batch=1)
-    for chunk in (None, 7):
-        compare(OCTETS, AttentionTile(8, octet=True, chunk=chunk), 16, "bfloat16", sizes=sizes)
+    for chunk, blocks, warps in ((None, 2048, 8), (7, 1, 8), (7, 2048, 2)):
+        monkeypatch.setattr(attention_octet, "_BLOCKS_OF_PIECES", blocks)
+        tile = AttentionTile(8, octet=True, chunk=chunk)
+        run = compare(OCTETS, tile, 16, "bfloat16", sizes=sizes)
+        threads = [n for n, name in zip(run.threads, run.kernels, strict=True) if "Octet" in name]
+        assert sorted(threads) == [32 * warps, 32 * warps, 32 * max(warps, 4)]  # by keys the last
 
 
 def test_launches():

@@ -236,28 +236,33 @@ def lengths_of(launch, elements_of_block):
 
 
 @pytest.mark.tier("all")
-@pytest.mark.seconds(all=40)
+@pytest.mark.seconds(all=45)
 def test_attention_on_tensor_cores_with_global_tokens_against_rows_of_one_length():
-    """16384 tokens of which 8 see and are seen by all, 8 heads of 64 features, against as many
-    entries in rows of one length: forward with its merge takes 1.20 of the time, dQ 1.23 and dK
-    with dV 1.26. (Of 4096 tokens each warp has but two or three.)"""
+    """Of 16384 and of 4096 tokens 8 see and are seen by all, 8 heads of 64 features, against as
+    many entries in rows of one length: forward with its merge, and dQ, take at most 1.3 of the
+    time; dK with dV 1.3 of 16384 tokens, and 1.71 of 4096 (docs/gpus.md says why)."""
     require_nvdisasm()
-    size, gpu, found = 16_384, model.H100, {}
-    for seeing, window in ((8, 64), (0, 80)):
-        A = problems.global_and_band(size, seeing, window)
-        total = {"forward": 0.0, "rows": 0.0, "keys": 0.0}
-        recorded = ours.launches_of(predict.function("attention", A, 64, "bfloat16"))
-        for launch in recorded:
-            name = re.search(r"sgap::(\w+)<", launch.call.source)[1]
-            if "Backward" in name or "Attention" in name:
-                way = "rows" if "Rows" in name else "keys" if "Keys" in name else "forward"
-            kinds = None
-            if "Pieces" in name and "Sum" not in name:
-                kinds = lengths_of(launch, launch.call.block[0] // 32)
-            elif "Merge" in name or "Sum" in name:
-                rows = 8 if "Merge" in name else 1  # of several pieces: of one block row, or set
-                kinds = np.arange(launch.call.grid[0])[:, None] >= rows
-            total[way] += clocks(gpu, launch, kinds)
-        found[seeing] = total
-    ratios = {way: found[8][way] / found[0][way] for way in found[0]}
-    assert max(ratios.values()) <= 1.3, ratios
+    for size, most_by_keys in ((16_384, 1.3), (4096, 1.71)):
+        few, even = (tensor_core_clocks(size, *mask) for mask in ((8, 64), (0, 80)))
+        ratios = {way: few[way] / even[way] for way in few}
+        print(size, {way: round(ratio, 3) for way, ratio in ratios.items()})
+        assert max(ratios["forward"], ratios["rows"]) <= 1.3, (size, ratios)
+        assert ratios["keys"] <= most_by_keys, (size, ratios)
+
+
+def tensor_core_clocks(size, seeing, window):
+    """Clocks of attention and its gradients on a band with `seeing` global tokens."""
+    A = problems.global_and_band(size, seeing, window)
+    total = {"forward": 0.0, "rows": 0.0, "keys": 0.0}
+    for launch in ours.launches_of(predict.function("attention", A, 64, "bfloat16")):
+        name = re.search(r"sgap::(\w+)<", launch.call.source)[1]
+        if "Backward" in name or "Attention" in name:
+            way = "rows" if "Rows" in name else "keys" if "Keys" in name else "forward"
+        kinds = None
+        if "Pieces" in name and "Sum" not in name:
+            kinds = lengths_of(launch, launch.call.block[0] // 32)
+        elif "Merge" in name or "Sum" in name:
+            rows = 8 if "Merge" in name else 1  # of several pieces: of one block row, or set
+            kinds = np.arange(launch.call.grid[0])[:, None] >= rows
+        total[way] += clocks(model.H100, launch, kinds)
+    return total

@@ -144,14 +144,15 @@ class Sampled:
 
 
 class Counted:
-    """The emulator with a record of the kernels that it ran; blocks in a random order with a
-    seed."""
+    """The emulator with a record of the kernels that it ran, and of the threads of their blocks;
+    blocks in a random order with a seed."""
 
     def __init__(self, seed=None):
-        self.kernels, self.seed = [], seed
+        self.kernels, self.threads, self.seed = [], [], seed
 
     def __call__(self, call, inputs, outputs):
         self.kernels.append(call.kernel)
+        self.threads.append(call.block[0])
         if self.seed is None:
             return emulate(call, inputs, outputs)
         order = np.random.default_rng(self.seed).permutation(np.prod(call.grid))
