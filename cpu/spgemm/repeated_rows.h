@@ -112,6 +112,8 @@ class RepeatedRows {
       in_turns_ = i == before_ && i != last_ ? in_turns_ + 1 : 0;
       before_ = last_;
       last_ = after_[last_] = i;
+      const int32_t base = b_.indices[rows_of_b_[0]];
+      apart_ = base - base_, base_ = base;
       return &shape;
     }
     same_ = in_turns_ = 0;
@@ -134,8 +136,7 @@ class RepeatedRows {
       }
       if (in_turns_ >= kLikely && row + 16 <= last) {
         const Shape &one = shapes_[before_], &other = shapes_[last_];
-        if (Join(Base(row - 1) - Base(row - 2)) &&
-            Eight(*joined_, row, {one, other}, 2, c, out, room)) {
+        if (Join(apart_) && Eight(*joined_, row, {one, other}, 2, c, out, room)) {
           return 16;
         }
         in_turns_ = 0;
@@ -451,6 +452,8 @@ class RepeatedRows {
   int last_ = 0, before_ = 0, after_[kShapes] = {};
   // Rows until now with the shape of the row before, or of the one before that and not of that.
   int same_ = 0, in_turns_ = 0;
+  // The first column of the row found last, and how much further that is than of the one before.
+  int32_t base_ = 0, apart_ = 0;
   Shape* const joined_;
   int32_t joined_of_[2] = {-1, -1}, joined_apart_ = 0;
   int noted_ = 0, next_ = 0, failures_ = 0;

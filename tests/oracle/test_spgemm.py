@@ -290,6 +290,37 @@ def test_many_rows_of_one_shape_or_of_two_in_turn(name):
             np.testing.assert_array_equal(got[0], right_values)
 
 
+@pytest.mark.parametrize("columns", [10, 1 << 27])
+def test_rows_without_a_shape_between_rows_of_two_in_turn(columns):
+    """A row of one entry over an empty row of B, of one over a row of entries, and an empty row
+    between rows that are added up sixteen at once, against NumPy."""
+    rows = [[1, 0, 1] if i % 2 else [0, 1] for i in range(60)]
+    rows[7:7], rows[20:20], rows[33:33] = [[2]], [[]], [[0]]
+    left = types.SimpleNamespace(
+        row_offsets=np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int32),
+        column_indices=np.int32(sum(rows, [])),
+    )
+    right = types.SimpleNamespace(
+        row_offsets=np.int32([0, 2, 5, 5]), column_indices=np.int32([5, 9, 7, 8, 9])
+    )
+    a = np.random.default_rng(0).integers(1, 5, (1, len(left.column_indices))).astype("f4")
+    b = np.float32([[1, 2, 3, 4, 5]])
+    dense = np.zeros((len(rows), 10))
+    of_b = np.zeros((3, 10))
+    of_b[[0, 0, 1, 1, 1], right.column_indices] = b[0]
+    for i, k, value in zip(
+        np.repeat(np.arange(len(rows)), [len(row) for row in rows]),
+        left.column_indices,
+        a[0],
+        strict=True,
+    ):
+        dense[i] += value * of_b[k]
+    for isa in kernel_isas():
+        offsets, indices, values = direct_product(left, a, right, b, columns, isa, 1)
+        found = scipy.sparse.csr_matrix((values, indices, offsets), (len(rows), 10)).toarray()
+        np.testing.assert_array_equal(found, dense)
+
+
 def at(offsets, indices, values, of_mask, columns):
     """The values of a matrix whose columns ascend in each row at the entries of a mask."""
     keys = lambda of, to: np.repeat(np.arange(len(of) - 1) << 32, np.diff(of)) + to
