@@ -246,7 +246,7 @@ def test_other_operations_and_too_many_sums_are_refused():
         ("row_pieces.cuh", "pieces + blockIdx.x", "blockIdx.x"),
         ("row_pieces.cuh", "from += kShare * width", "from += width"),
         ("row_pieces.cuh", "batch * places + start", "start"),
-        ("row_pieces.cuh", "each[i] += each[i + half];", ""),
+        ("row_pieces.cuh", "each[i] += each[i + half];", ";"),
     ],
 )
 def test_planted_bugs_are_caught(header, right, wrong, planted):
