@@ -144,13 +144,26 @@ def sums_of_vectors(A: SparseArray, values: jax.Array, schedule: Schedule | None
 
 def largest_or_zero(A: SparseArray, values: jax.Array) -> jax.Array:
     """`row_max` of vectors [nnz, d], but zero for a row without entries. Without derivatives."""
-    if values.shape[1] == 0 or not A.is_checked:
-        found = row_max(A, values=values)
-        return jnp.where(A.row_lengths[:, None] > 0, found, jnp.zeros((), values.dtype))
-    A, order = in_row_order(A)
     (m, _), d = A.shape, values.shape[1]
     of = dict(rows=m * d, vector_length=d, schedule=None, or_zero=True)
-    return bind(row_max_p, in_order(values, order)[None], A.row_offsets, **of)[0]
+
+    def masked(A: SparseArray, values: jax.Array) -> jax.Array:
+        found = row_max(A, values=values)
+        return jnp.where(A.row_lengths[:, None] > 0, found, jnp.zeros((), values.dtype))
+
+    def as_they_are(A: SparseArray, values: jax.Array) -> jax.Array:
+        return bind(row_max_p, values[None], A.row_offsets, **of)[0]
+
+    if d == 0 or (not A.is_checked and A.format != CSR):
+        return masked(A, values)
+    if not A.is_checked:  # edges that repeat, of which all take part: no copy that masks some
+        offsets, indices = vectors.well_formed(A).index_arrays[1]
+        B = replace(A, index_arrays=((), (offsets, indices)))
+        used = jnp.arange(A.nnz, dtype=jnp.int32) < offsets[-1]
+        every = jnp.all((indices >= 0) | ~used)
+        return jax.lax.cond(every, as_they_are, masked, B, values)
+    A, order = in_row_order(A)
+    return as_they_are(A, in_order(values, order))
 
 
 @partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)

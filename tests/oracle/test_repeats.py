@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgap_jax import SparseArray, evaluate, eye, graphs, linalg, nn
+from sgap_jax import SparseArray, aggregate, evaluate, eye, graphs, linalg, nn
 
 EDGES = np.array([[0, 0, 1, 2, 2], [1, 1, 2, 2, 2]])  # 0 -> 1 and 2 -> 2 twice
 WEIGHTS = np.array([1.0, -3.0, 2.0, 0.5, 1.5], np.float32)
@@ -99,3 +99,32 @@ def test_entries_stay_apart():
     assert int(block.row_lengths.sum()) == 5 and not block.is_checked
     np.testing.assert_array_equal(dense(K.rows(np.arange(3))), DENSE)
     assert int(K.rows(np.arange(3)).row_lengths.sum()) == 5
+
+
+def test_maxima_and_lengths_of_whatever_arrays_hold():
+    """Where all entries take part nothing is masked: edges that repeat; else what is out of range
+    is left out. One program for both."""
+    m, n, nnz, rng = 7, 6, 20, np.random.default_rng(0)
+
+    @jax.jit
+    def found(offsets, columns, M):
+        A = SparseArray.from_arrays(jnp.ones(nnz, M.dtype), offsets, columns, shape=(m, n))
+        of = jax.value_and_grad(lambda M: (aggregate(A, M, "max") ** 2).sum() / 2)
+        return A.row_lengths, aggregate(A, M, "max"), of(M)[1]
+
+    for draw in range(24):
+        low, high = ((0, n), (-2, n + 2))[draw % 2]
+        columns = rng.integers(low, high, nnz).astype(np.int32)
+        offsets = rng.integers(-3, nnz + 5, m + 1).astype(np.int32)
+        offsets = np.sort(offsets.clip(0, nnz)) if draw % 3 else offsets
+        M = rng.standard_normal((nnz, 3))
+        ends = np.maximum.accumulate(offsets.clip(0, nnz))
+        lengths, maxima, gradient = np.zeros(m), np.zeros((m, 3)), np.zeros_like(M)
+        for i in range(m):
+            own = [p for p in range(ends[i], ends[i + 1]) if 0 <= columns[p] < n]
+            lengths[i] = len(own)
+            for d in range(3 if own else 0):
+                p = own[int(M[own, d].argmax())]
+                maxima[i, d] = gradient[p, d] = M[p, d]
+        for got, want in zip(found(offsets, columns, M), (lengths, maxima, gradient), strict=True):
+            np.testing.assert_array_equal(got, want)
