@@ -426,6 +426,9 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
 def as_numbers(op: str, name: str, x: Any) -> jax.Array:
     if x is None or isinstance(x, str):
         raise TypeError(f"{op}: {name} must be an array or a number, got {x!r}")
+    if type(x) is np.ndarray and x.dtype == jax.dtypes.canonicalize_dtype(x.dtype):
+        # JAX 0.10.2 compiles a program for each shape of an array whose dtype it is not told.
+        return jnp.asarray(x, x.dtype)
     return jnp.asarray(x)
 
 

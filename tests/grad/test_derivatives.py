@@ -38,15 +38,18 @@ def test_value_and_gradient(op):
     close(found, (*expected, expected[1]))
 
 
-@pytest.mark.seconds(check=2, test=8, all=50)
-def test_second_order_mixed(op):
+MODES = {"forward": jax.jacfwd, "reverse": jax.jacrev}
+
+
+@pytest.mark.seconds(check=2, test=40, all=80)  # of each op one pair of modes, and more
+@pytest.mark.parametrize("outer", MODES)
+@pytest.mark.parametrize("inner", MODES)
+def test_second_order_mixed(op, outer, inner):
     function, twin, operands = op
     every = argnums(operands)
-    expected = jax.jit(jax.hessian(scalar(twin), every))(*operands)
-    for outer in (jax.jacfwd, jax.jacrev):
-        for inner in (jax.jacfwd, jax.jacrev):
-            second = jax.jit(outer(inner(scalar(function), every), every))
-            close(second(*operands), expected)
+    second = lambda f: MODES[outer](MODES[inner](scalar(f), every), every)
+    found, expected = jax.jit(lambda *x: (second(function)(*x), second(twin)(*x)))(*operands)
+    close(found, expected)
 
 
 @pytest.mark.seconds(check=2, test=6)
