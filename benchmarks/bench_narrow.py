@@ -24,6 +24,8 @@ from sgap_jax import SparseArray, linalg, spmm
 
 PROBLEMS = ("uniform_10k_0.1pct", "uniform_10k_1pct", "rmat_131k_1m", "weights_2048x1024_90pct")
 PROBLEMS += ("bcsstk16", "delaunay_n15", "wiki_squirrel", "email_enron", "coauthor_cs")
+PROBLEMS += ("pubmed", "cora")  # loops only
+ALONE, IN_LOOPS = 100_000, 10_000  # the fewest nonzeros
 STEPS = 100
 EIGENVALUES, EIGENVALUE_STEPS = 4, 20
 
@@ -150,7 +152,8 @@ def main(argv: list[str] | None = None) -> None:
         A = problem.build()
         for kind in args.kind:
             convert, columns, plans = KINDS[kind]
-            if kind in ("loop", "lobpcg") and A.shape[0] != A.shape[1]:
+            inside = kind in ("loop", "lobpcg")  # of a program
+            if A.nnz < (IN_LOOPS if inside else ALONE) or (inside and A.shape[0] != A.shape[1]):
                 continue
             for n in columns:
                 own = convert(A) if convert else A

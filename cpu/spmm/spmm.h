@@ -30,6 +30,10 @@ struct SpmmArgs : ColumnTiles {
 
   int64_t step;  // of kernel SpmmOctet: vectors of a step, 16 or 32
 
+  // Of kernel Spmm. Not null: it looks at the indices itself, and this is set to 1 where one is not
+  // in 0 .. k - 1; the results of the task mean nothing then.
+  int32_t* wrong;
+
   // partials: [batch, pieces, piece_rows, n]; remaining: [walks, split_rows]
   int64_t piece_rows;  // V, of the transpose 1
 };

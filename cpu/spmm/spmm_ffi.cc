@@ -67,11 +67,12 @@ struct SpmmCall {
   TilePlan tiles;
   std::unique_ptr<char[]> values;  // of compacted vectors
   int64_t tasks, work;
+  int32_t wrong = 0;  // where args.wrong points
 
   bool Run(const Structure& structure, int64_t task) const {
-    if (!structure.EntriesHold(args.EntriesOf(task))) return false;
+    if (!args.wrong && !structure.EntriesHold(args.EntriesOf(task))) return false;
     kernel(args, task);
-    return true;
+    return !args.wrong || !__atomic_load_n(args.wrong, __ATOMIC_RELAXED);
   }
   void Finish(const CompactStructure&) const {}
 };
@@ -86,6 +87,7 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
   args.offsets = structure.offsets;
   args.indices = structure.indices;
   args.permutation = structure.permutation;
+  if (kernel == Kernels().Spmm && !args.permutation) args.wrong = &call->wrong;
   const size_t element = DtypeBytes(args.dtype);
   if (compact && kernel != Kernels().Spmm && !args.transpose) {
     // The kernels of vectors read values in order: copies those that compaction kept.

@@ -25,7 +25,49 @@ struct RowBlock {
   int64_t x_stride, y_stride;  // from one row to the next
   int tail;                    // columns in the last vector, where it is not full
   Accumulator<T>* carry;  // not null: add to these sums of the only row instead of storing to y
+
+  // Of loops that look at indices themselves: they are to be below `size`, of entries before
+  // `entry_end`. Where one is not, `wrong` is set, and the results mean nothing.
+  uint32_t size;
+  int64_t entry_end;
+  bool* wrong;
 };
+
+// Whether a lane of x is at least `least`, both unsigned.
+template <int N>
+inline bool AnyFrom(Vector<uint32_t, N> x, uint32_t least) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    return _mm512_cmpge_epu32_mask(BitCast<__m512i>(x), _mm512_set1_epi32(int(least))) != 0;
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) {
+    const auto all = BitCast<__m256i>(x);
+    const __m256i most = _mm256_max_epu32(all, _mm256_set1_epi32(int(least)));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(most, all)) != 0;
+  }
+#endif
+  uint32_t any = 0;
+  for (int i = 0; i < N; ++i) any |= x[i] >= least;
+  return any != 0;
+}
+
+// Whether N indices from `indices` on are all in 0 .. size - 1. Read as unsigned, negative ones are
+// the greatest.
+template <int N>
+inline bool AllBelow(const int32_t* indices, uint32_t size) {
+  constexpr int kWidth = N < kLanes<float> ? N : kLanes<float>;
+  using Lanes = Vector<uint32_t, kWidth>;
+  Lanes greatest{};
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i += kWidth) {
+    Lanes x;
+    __builtin_memcpy(&x, indices + i, sizeof(x));
+    greatest = greatest > x ? greatest : x;
+  }
+  return !AnyFrom<kWidth>(greatest, size);
+}
 
 // How rows of x that are not in the second-level cache are prefetched.
 enum class Ahead {
@@ -246,17 +288,30 @@ struct NarrowTile {
     Acc One(int64_t p) const { return values[p]; }
   };
 
-  template <bool kTail>
+  template <bool kTail, bool kLooks = false>
   static void RunLong(const RowBlock<T, X>& block) {
-    SumLong<kTail>(block, WidenedValues{block.values - block.first_entry});
+    SumLong<kTail, kLooks>(block, WidenedValues{block.values - block.first_entry});
   }
-  template <bool kTail>
+  template <bool kTail, bool kLooks = false>
   static void RunLongOwn(const RowBlock<T, X>& block) {
-    SumLong<kTail>(block, OwnValues{block.own_values});
+    SumLong<kTail, kLooks>(block, OwnValues{block.own_values});
+  }
+
+  // So many indices are looked at together.
+  static constexpr int kLooked = 16;
+
+  // Whether the indices of the entries [p, end), fewer than kLooked, hold. Those that follow in the
+  // task are looked at too, in place of branches on how many there are.
+  static bool RestHolds(const RowBlock<T, X>& block, int64_t p, int64_t end) {
+    if (p + kLooked <= block.entry_end) return AllBelow<kLooked>(block.indices + p, block.size);
+    for (; p < end; ++p) {
+      if (uint32_t(block.indices[p]) >= block.size) return false;
+    }
+    return true;
   }
 
   // Long rows: sums straight from x.
-  template <bool kTail, typename Values>
+  template <bool kTail, bool kLooks, typename Values>
   static void SumLong(const RowBlock<T, X>& shared, const Values values) {
     const RowBlock<T, X> block = shared;  // a copy: stores cannot change it
     constexpr int kChains = 4;
@@ -266,11 +321,16 @@ struct NarrowTile {
       const int64_t end = block.offsets[r + 1];
       Products sums[kChains] = {};
       for (; p + kChains * kGroup <= end; p += kChains * kGroup) {
+        if constexpr (kLooks) {
+          static_assert(kChains * kGroup == kLooked);
+          if (!AllBelow<kLooked>(block.indices + p, block.size)) return void(*block.wrong = true);
+        }
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
           sums[c] += Multiply<kTail, true>(block, values.Of(p, c), p + c * kGroup);
         }
       }
+      if (kLooks && !RestHolds(block, p, end)) return void(*block.wrong = true);
       for (; p + kGroup <= end; p += kGroup) {
         sums[0] += Multiply<kTail, true>(block, values.Last(p), p);
       }
@@ -310,16 +370,26 @@ struct NarrowTile {
   }
 
   // Short rows, first step: all products of the entries [begin, end), without a branch on row ends.
-  template <bool kTail, bool kPermuted>
+  template <bool kTail, bool kPermuted, bool kLooks>
   static void MultiplyAll(const RowBlock<T, X>& shared, const T* values, const int32_t* permutation,
                           int64_t begin, int64_t end, Acc* products) {
     const RowBlock<T, X> block = shared;
     int64_t p = begin;
-    for (; p + kGroup <= end; p += kGroup, products += kGroup * kSlots) {
+    const auto multiply = [&]() __attribute__((always_inline)) {
       Store<Acc, kGroup * kSlots>(
           products,
           Multiply<kTail, false>(block, LoadValues<kPermuted>(values, permutation, p), p));
+      p += kGroup, products += kGroup * kSlots;
+    };
+    if constexpr (kLooks) {
+      while (p + kLooked <= end) {
+        if (!AllBelow<kLooked>(block.indices + p, block.size)) return void(*block.wrong = true);
+#pragma GCC unroll 4
+        for (int i = 0; i < kLooked; i += kGroup) multiply();
+      }
+      if (!RestHolds(block, p, end)) return void(*block.wrong = true);
     }
+    while (p + kGroup <= end) multiply();
     for (; p < end; ++p, products += kSlots) {
       const auto product =
           MultiplyOne<kTail>(block, LoadScalar(values + (kPermuted ? permutation[p] : p)), p);

@@ -30,7 +30,7 @@ _WIDE_ROW = 512  # bytes of a row of a packed tile, if values are reached throug
 _BEYOND_L2 = Fraction(5, 4)  # of L2: a dense operand of so many bytes does not fit there
 _ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
 _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) per row of B
-_WIDENED = 1 << 20  # the most bytes of a tile of widened rows
+_WIDENED = Fraction(1, 2)  # of L2: the most bytes of a tile of widened rows
 _HALF = ("bfloat16", "float16")
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
@@ -99,12 +99,13 @@ def choose_schedule(problem: Problem) -> Schedule:
 
     The kernels of column vectors walk narrow blocks of columns by themselves, without packing.
 
-    A packed tile holds accumulators, so 16-bit rows are widened once and not at each use. Of up to
-    four columns that takes 0.55x to 1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x
-    to 0.95x, in float16 for all columns, in bfloat16 up to 16. Measured on two cores of an Intel
-    Xeon with AVX-512 (48 KB L1 and 2 MB L2 each). All else was up to 1.3x slower so. With registers
-    of 32 bytes, where part of a 16-bit row has no instruction of its own, A^T B of up to seven
-    columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy Zen 3).
+    A packed tile holds accumulators, so 16-bit rows are widened once and not at each use, if all of
+    B then takes half of a second-level cache or less. Of up to four columns that takes 0.55x to
+    1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to 0.95x, in float16 for all
+    columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon with AVX-512 (48 KB L1 and
+    2 MB L2 each). All else was up to 1.3x slower so. With registers of 32 bytes, where part of a
+    16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V =
+    2 and 8; one core of a busy Zen 3).
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -152,12 +153,16 @@ def _machine_fields(problem: Problem) -> list[str]:
         return []
     octets = problem.dtype == "bfloat16" and problem.vector_length in _OCTET_LENGTHS
     fields = ["matrix_tiles"] if octets else []
-    if problem.op == "spmm" and problem.format == CSR:
-        caches = problem.dtype in _PACKED_BYTES
+    if problem.op != "spmm":
+        return fields
+    if problem.format == CSR:
         of_caches = ["l1_bytes", "l2_bytes", "intel", "slab", "row_length"]
-        fields += of_caches if caches else ["intel"]
-    if problem.op == "spmm" and problem.permuted and problem.vector_length:
-        fields += ["vector_bytes"] if problem.dtype in _HALF else []
+        fields += of_caches if problem.dtype in _PACKED_BYTES else ["intel"]
+    if problem.dtype in _HALF:
+        fields += ["l2_bytes"]
+        fields += ["vector_bytes"] if problem.permuted and problem.vector_length else []
+    if problem.format == CSR and scatter_entries(problem, made=False)[0]:
+        fields += ["cores"]
     return fields
 
 
@@ -514,7 +519,7 @@ def _widening_pays(problem: Problem) -> bool:
     length, k, n = problem.vector_length, problem.shape[1], problem.n
     if problem.format != CSR and length is None:
         return False
-    if not 1 <= n * k <= _WIDENED // 4:
+    if not 1 <= n * k <= _WIDENED * this_machine().l2_bytes / 4:
         return False
     if problem.permuted:  # each vector of A^T meets rows of B for each of its values
         if length is None or n >= _TAIL or this_machine().vector_bytes != _TAIL * 4:

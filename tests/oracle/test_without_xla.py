@@ -132,6 +132,32 @@ def test_transposed_entries_of_few_columns(dtype, isa):
 
 
 @isas
+@pytest.mark.parametrize("lengths", [(2, 7, 0, 5), (48, 77, 50)], ids=["short", "long"])
+def test_a_wrong_index_of_a_product_with_one_column(lengths, isa):
+    """Its kernels look at indices as they go, some together: wherever the wrong one is, it is not
+    followed, and the others count."""
+    k, rng = 40_000, np.random.default_rng(7)  # so many that the look pays
+    case = from_row_lengths("rows", k, lengths * 30, padding=9)
+    case.column_indices[-9:] = 2**30
+    nnz = case.row_offsets[-1]
+    places = [0, 3, 15, 16, lengths[0] - 1, lengths[0] + 1, *rng.integers(0, nnz, 5), nnz - 1]
+    for i, place in enumerate(places):
+        column, value = case.column_indices[place], case.values[place]
+        case.values[place] = 0
+        x = dense_operand(case, 1)
+        for dtype in ("float32", "float64", "bfloat16"):
+            expected, bound = spmm_oracle(case, dtype, x)
+            values = cast(np.where(np.arange(nnz + 9) == place, 1e3, case.values), dtype)
+            indices = case.column_indices.copy()
+            indices[place] = (-1, k, 2**31 - 1, -(2**31))[i % 4]
+            arrays = (values[None], case.row_offsets, indices, NONE, cast(x, dtype)[None])
+            result = ((1, case.shape[0], 1), arrays[-1].dtype)
+            (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
+            assert_within(y[0], expected, bound)
+        case.column_indices[place], case.values[place] = column, value
+
+
+@isas
 def test_threads_change_no_bits(isa):
     case = from_row_lengths("large", 500, [40, 3, 500, 0, 17] * 60)
     results = [spmm(case, "float32", 64, isa, threads=threads)[0] for threads in (1, 2, 5)]
