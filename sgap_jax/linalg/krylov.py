@@ -48,7 +48,8 @@ def cg(
       (x, info): x as b, in the promoted dtype of A and b, and an int32, as in SciPy: 0 if
       norm(b - A x) <= 2 max(tol norm(b), atol) in each column, else how many iterations were
       allowed. Twice, because the iteration stops at a residual that it updates, from which rounding
-      takes it. It costs one product with A; JAX's solvers give None.
+      takes it. Of 16-bit operands, x before it is rounded. It costs one product with A; JAX's
+      solvers give None.
 
     Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
     Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).

@@ -92,9 +92,13 @@ class _Table(NDArrayOperatorsMixin):
 
     __array_ufunc__ = __array_function__ = __array__ = __bool__ = _refuse
     __index__ = __int__ = __float__ = __complex__ = __iter__ = __contains__ = _refuse
+    __repr__ = __str__ = __format__ = __dir__ = __sizeof__ = _refuse
+    __class__ = property(_refuse)  # type: ignore[assignment]  # asked by `isinstance`
     __hash__ = None  # type: ignore[assignment]
 
 
+# What tells a `_Table` from an array without asking it.
+_TELLING = frozenset({"type", "id", "vars", "locals", "globals"})
 _LARGEST = 1 << 31  # of what is looked up: sums and products of two do not wrap
 _MOST_MINIMA = 1 << 24  # that are kept of a table
 
@@ -145,6 +149,8 @@ def _with_tables(x: Any, seen: dict[int, Any]) -> Any:
     if not isinstance(x, types.FunctionType):
         return x
     code, outer = x.__code__, x.__globals__
+    if not _TELLING.isdisjoint(_names(code)):
+        raise _Unknown
     scope = dict(outer)
     made = types.FunctionType(code, scope, x.__name__, None, x.__closure__)
     seen[id(x)] = made  # a function may call itself

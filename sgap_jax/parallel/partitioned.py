@@ -232,7 +232,8 @@ class PartitionedArray:
 
     def __add__(self, other: Any) -> PartitionedArray:
         """A + B of one structure: B is A with other values, as `with_values` and arithmetic make
-        it, so its index arrays are the same arrays."""
+        it, so its index arrays are the same arrays. Inside `jit` two arguments have none in common:
+        pass A, and B's `values`."""
         return self._entry_by_entry("+", other, jnp.add)
 
     def __sub__(self, other: Any) -> PartitionedArray:
@@ -252,9 +253,9 @@ class PartitionedArray:
         got = "other ones" if isinstance(other, PartitionedArray) else type(other).__name__
         raise TypeError(
             f"PartitionedArray: A {sign} B: expected a B of A's structure, with the same index "
-            f"arrays, as A.with_values makes it, got {got}; of other structures, "
-            f"parallel.partition(A {sign} B, mesh, axis) of the whole matrices, or A @ X {sign} "
-            "B @ X"
+            f"arrays, as A.with_values makes it (inside jit, of the argument A), got {got}; of "
+            f"other structures, parallel.partition(A {sign} B, mesh, axis) of the whole matrices, "
+            f"or A @ X {sign} B @ X"
         )
 
     def _index_arrays_are_those_of(self, other: PartitionedArray) -> bool:

@@ -82,6 +82,14 @@ def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
                 sum("OctetPieces" in c.kernel or "BackwardPieces" in c.kernel for c in calls) == 3
             )
             sources |= {call.source: call.kernel for call in calls}
+        for size, warps in ((2048, 2), (4096, 4), (8192, 8)):  # of a block
+            about = dict(shape=(size, size), nnz=80 * size, dtype="bfloat16", format="CVS(8)")
+            problem = dataclasses.replace(PROBLEM, batch=8, **about)
+            shapes = AttentionShapes(heads=8, key_heads=8, value_depth=64)
+            tile = AttentionTile(16, 1, octet=True, chunk=64)
+            calls = list(plans(problem, tile, shapes))[:2]
+            assert [call.block[0] for call in calls] == [32 * warps] * 2
+            sources |= {call.source: call.kernel for call in calls}
     turn = ["sm_75", "sm_86", "sm_89", "sm_100"]  # a quarter of the kernels each
     if arch in turn:
         sources = list(sources)[turn.index(arch) :: 4]

@@ -128,6 +128,7 @@ def test_an_rmat_graph_against_rows_of_one_length():
     whole = extended(product("{<1 row, 4 col>, 1}", 40)[0])
     piece = by_length(*product("{<1 row, 4 col>, 1} chunk=41", 40), 41)
     merge = by_length(*product("{<1 row, 4 col>, 1} chunk=1", 52, merging=True), 53, period=16)
+    assert piece(np.int64([40]))[0] > 40 and merge(np.int64([2]))[0] > 100  # both are counted
     for scale, edges, chunk in (
         (17, 2_200_000, 128),
         (16, 1_100_000, 128),

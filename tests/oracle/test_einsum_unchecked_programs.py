@@ -114,7 +114,6 @@ FORMATS = {"CSR": CSR, "CSC": CSC, "COO": COO, "CVS(4)": CVS(4), "BCSR(2, 4)": B
 FORMATS |= {"CSF(3)": CSF(3), "tensor COO": COO}
 
 
-@pytest.mark.tier("all")
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_number_ends_the_process(name):
     """Thousands of large values in every index array, in a process of its own: a crash is a

@@ -213,6 +213,13 @@ def catches(i, j):
         return j > i
 
 
+def looks(at):
+    def f(i, j, table=DOCUMENTS):
+        return (table[i] == table[j]) & (j <= i if at(table) else j > i)
+
+    return f
+
+
 def attempt(i, j):
     try:
         return (j <= i) if i.max() >= 0 else j > i
@@ -242,7 +249,11 @@ OF_TABLES = {  # whether fewer than all pairs are evaluated
     "branches": (branches, False),
     "catches": (catches, False),
     "catches errors of arguments": (lambda i, j: attempt(i, j), False),
-    "its kind": (lambda i, j: j <= i if isinstance(DOCUMENTS, np.ndarray) else j > i, None),
+    "its kind": (looks(lambda x: isinstance(x, np.ndarray)), False),
+    "its class": (looks(lambda x: x.__class__ is np.ndarray), False),
+    "its type": (looks(lambda x: type(x) is np.ndarray), False),
+    "its text": (looks(lambda x: str(x).startswith("[")), False),
+    "its names": (looks(lambda x: "sum" in dir(x)), False),
     "its truth": (lambda i, j: j <= i if np.asarray(DOCUMENTS).any() else j > i, None),
     "its sum": (lambda i, j: j < DOCUMENTS.sum() + 0 * i, None),
     "its length": (lambda i, j: (j < len(DOCUMENTS) // 2) & (SEEN[i] | SEEN[j]), True),
