@@ -274,7 +274,7 @@ def test_training_over_devices_gives_the_losses_of_one(shape):
     assert "all-reduce" in text and "all-gather" not in text
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["sequence", "batch"])
 def test_training_of_split_sequences_gives_the_losses_of_one_device(shape):
     """Each device has a part of every sequence; the batch may be split too."""

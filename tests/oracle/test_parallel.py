@@ -437,6 +437,7 @@ def test_vectors_and_blocks_stay_together(mesh, format, unit):
     assert parallel.partition(ragged, mesh, "x").format == CSR
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("format, rows", [(CVS(8), 4), (BCSR(8, 3), 4), (BCSR(3, 8), 3)], ids=str)
 def test_even_parts_have_shorter_vectors(mesh, format, rows):
     """Twelve rows each, so that arrays that are split evenly stay where they are."""

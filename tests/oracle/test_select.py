@@ -325,7 +325,7 @@ def test_derivatives_are_those_of_the_dense_mask(selection):
         )
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_derivatives_of_a_function_that_is_not_linear():
     q, k, w = jnp.asarray(normal(6, 2, 3)), jnp.asarray(normal(9, 3)), jnp.asarray(normal(6, 2))
 
