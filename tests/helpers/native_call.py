@@ -36,3 +36,14 @@ def run(target, operands, results, attributes, isa, threads=1):
 def kernel_isas():
     """The instruction sets that differ in other kernels than those of matrix tiles."""
     return [isa for isa in native.supported_isas() if isa not in TILE_ISAS]
+
+
+def direct_product(A, a, B, b, columns, isa="", threads=2, sums=""):
+    """Offsets, indices and values of A B from `native.product`; a [1, entries], b likewise."""
+    operands = []
+    for index, values in ((A, a), (B, b)):
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        operands += [index.row_offsets, index.column_indices, flat]
+    name = np.asarray(a).dtype.name
+    offsets, indices, found = native.product(*operands, columns, name, threads, isa, sums)
+    return offsets, indices, found.view(np.asarray(a).dtype)
