@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/check_levels/check_levels.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/structure.h"
@@ -23,19 +24,16 @@ Structure StructureOf(const DirectMatrix& x) {
 // Whether each of these rows ascends, from 0 on and below x.columns.
 bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
   const int64_t first = x.offsets[begin], last = x.offsets[end];
-  int64_t descents = 0, between = 0;  // of neighbours; of those in two rows
-  for (int64_t p = first + 1; p < last; ++p) descents += x.indices[p - 1] >= x.indices[p];
-  for (int64_t row = begin + 1; row < end; ++row) {
-    const int64_t p = x.offsets[row];
-    const bool counted = p > first && p < last && p > x.offsets[row - 1];
-    between += counted && x.indices[p - 1] >= x.indices[p];
-  }
-  int64_t outside = 0;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t p = x.offsets[row], stop = x.offsets[row + 1];
-    if (p < stop) outside += x.indices[p] < 0 || x.indices[stop - 1] >= x.columns;
-  }
-  return descents == between && outside == 0;
+  while (begin < end && x.offsets[begin + 1] == first) ++begin;
+  if (begin == end) return true;
+  if (last - first == 1) return x.indices[first] >= 0 && x.indices[first] < x.columns;
+  const LevelPiece pieces[] = {
+      {LevelCheck::kRises, true, 0, first + 1, last, x.indices, nullptr, x.columns},
+      {LevelCheck::kStarts, true, 0, begin + 1, end, x.indices, x.offsets, last}};
+  int64_t falls[2];
+  const CheckLevelsArgs args = {pieces, falls, nullptr, 0};
+  for (const int64_t piece : {0, 1}) Kernels().CheckLevels(args, piece);
+  return falls[0] + falls[1] == 0;
 }
 
 }  // namespace

@@ -96,6 +96,23 @@ def test_the_same_for_any_number_of_threads_and_rows_that_do_not_ascend_are_left
     assert native.merge_places(*arrays, A.shape[1], "+", 2) is None
 
 
+def test_any_column_that_does_not_ascend_is_found():
+    """Rows of no, one and several entries: each column in turn, made wrong."""
+    offsets, columns, values = np.int32([0, 0, 1, 4, 4, 5, 5, 7]), 9, np.ones(7, np.uint32)
+    indices = np.int32([3, 0, 3, 8, 8, 2, 5])
+    rows = np.repeat(np.arange(7), np.diff(offsets))
+    for place in range(7):
+        for column in range(-2, columns + 2):
+            changed = indices.copy()
+            changed[place] = column
+            rises = (np.diff(changed) > 0) | (np.diff(rows) > 0)
+            right = bool(rises.all()) and 0 <= column < columns
+            for operands in (changed, indices), (indices, changed):
+                arrays = [x for i in operands for x in (offsets, i, values.view(np.uint8))]
+                found = native.merge(*arrays, columns, "+", "float32", 1)
+                assert (found is not None) == right, (place, column)
+
+
 @pytest.mark.tier("all")
 def test_a_row_that_does_not_ascend_stops_no_thread_that_waits():
     """In large results a thread waits for the rows before its own, also of tasks that give up."""
