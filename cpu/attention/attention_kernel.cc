@@ -41,10 +41,15 @@ void AddBlock(const BlockTerms<Acc, kRows>& terms, int padded, Acc* scores,
     }
   }
   *peak = greatest;
-  for (int i = 0; i < padded * kRows; i += kSize) {
-    const V x = ExpOfNegative<kSize>(Load<Acc, kSize>(scores + i) - shift);
-    Store<Acc, kSize>(scores + i, x);
-    sum += x;
+  constexpr int kTogether = kChains == 1 ? 1 : 2;
+  for (int i = 0; i < padded * kRows; i += kTogether * kSize) {
+    V x[kTogether];
+    for (int u = 0; u < kTogether; ++u) x[u] = Load<Acc, kSize>(scores + i + u * kSize) - shift;
+    ExpOfNegatives<kSize, kTogether>(x);
+    for (int u = 0; u < kTogether; ++u) {
+      Store<Acc, kSize>(scores + i + u * kSize, x[u]);
+      sum += x[u];
+    }
   }
   *total = sum;
   for (int i = 0; terms.Drops() && i < padded * kRows; i += kSize) {
