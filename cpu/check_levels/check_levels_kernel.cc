@@ -22,17 +22,17 @@ int64_t Falls(const int32_t* numbers, int64_t begin, int64_t end, bool strict) {
   return count;
 }
 
-// One pass for both.
+// One pass for both. However many numbers are out of range, the result is more than all falls.
 int64_t FallsInRange(const int32_t* numbers, int64_t begin, int64_t end, bool strict,
                      int64_t size) {
   constexpr int64_t kPart = 1024;
-  int64_t count = 0;
+  int64_t falls = 0, outside = 0;
   for (int64_t p = begin; p < end; p += kPart) {
     const int64_t stop = end - p < kPart ? end : p + kPart;
-    count += Falls(numbers, p, stop, strict);
-    count += OutOfRange(numbers, p - 1, stop, size) << 40;  // more than all falls
+    falls += Falls(numbers, p, stop, strict);
+    outside += OutOfRange(numbers, p - 1, stop, size);
   }
-  return count;
+  return falls + (outside > 0 ? int64_t{1} << 40 : 0);
 }
 
 // Of segments that have an entry. Offsets may be anything: kRises and kStays tell of that.

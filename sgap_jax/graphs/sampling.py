@@ -82,7 +82,14 @@ class NeighborSampler:
         if not len(fanouts):
             raise ValueError(f"{what}: fanouts: expected one for each layer, got none")
         self._values = np.asarray(graph.values)
-        self.fanouts = tuple(checks.check_count(f, "fanouts", what, 1) for f in fanouts)
+        if any(isinstance(f, int) and f == -1 for f in fanouts):
+            degree = int(np.diff(self._offsets).max(initial=1))
+            raise ValueError(
+                f"{what}: fanouts: a minibatch has a fixed size, so -1 is not all neighbours; "
+                f"{degree}, the largest degree, takes all"
+            )
+        own = (checks.check_count(f, "fanouts", what, 1) for f in fanouts)
+        self.fanouts = tuple(min(f, checks.INT32_MAX) for f in own)
         self.num_seeds = checks.check_count(num_seeds, "num_seeds", what, 1)
         self.num_nodes = n
         self._random = np.random.default_rng(seed)
@@ -118,8 +125,10 @@ class NeighborSampler:
                 rows = np.concatenate([rows, first + np.arange(new.shape[0], dtype=np.int32)])
                 blocks.append(block)
                 entries.append(entry)
-        finally:
             self._local[found] = -1
+        except BaseException:  # wherever it came from: the next sample starts anew
+            self._local[:], self._seen[:] = -1, False
+            raise
         return NeighborSample(
             nodes=jnp.asarray(places),
             blocks=tuple(blocks[::-1]),
@@ -129,8 +138,12 @@ class NeighborSampler:
 
     def epoch(self, nodes: ArrayLike, *, shuffle: bool = True) -> Iterator[tuple[Any, Any]]:
         """Pairs (seeds, sample) until each of `nodes` was a seed once; the last minibatch may have
-        fewer seeds. `seeds` [num_seeds] are padded with node 0."""
-        order = np.array(check_nodes(nodes, self.num_nodes, "nodes", "NeighborSampler.epoch"))
+        fewer seeds. `seeds` [num_seeds] are padded with node 0. ValueError: a node is there twice.
+        """
+        what = "NeighborSampler.epoch"
+        order = np.array(check_nodes(nodes, self.num_nodes, "nodes", what))
+        if np.unique(order).shape != order.shape:
+            raise ValueError(f"{what}: nodes: expected each once")
         if shuffle:
             self._random.shuffle(order)
         for first in range(0, order.shape[0], self.num_seeds):

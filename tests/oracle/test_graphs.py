@@ -18,6 +18,7 @@ from sgap_jax import (
     row_sum,
     sparse_softmax,
 )
+from sgap_jax.graphs import sampling
 
 FORMATS = [CSR, CSC, COO]
 
@@ -125,7 +126,9 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 2).sample([2**32]), "seeds"),
         (lambda: graphs.NeighborSampler(random_graph(4), [], 2), "one for each layer"),
         (lambda: graphs.NeighborSampler(random_graph(4), [0], 2), "fanouts must be at least 1"),
+        (lambda: graphs.NeighborSampler(random_graph(4), [-1], 2), "-1 is not all neighbours"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 1).sample([0, 1]), "at most 1"),
+        (lambda: next(graphs.NeighborSampler(random_graph(4), [1], 1).epoch([0, 0])), "each once"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 3).sample([1, 1]), "each node once"),
         (lambda: graphs.join_relations([random_graph(4)]), "expected a mapping .* got list"),
         (lambda: graphs.join_relations({}), "at least one relation"),
@@ -272,6 +275,20 @@ def test_samples_compile_once_and_are_uniform():
     assert abs(counts - 120).max() < 45  # 4 standard deviations of 400 draws of 3 among 10
     same = [graphs.NeighborSampler(A, (3,), 4, seed=7).sample([1, 2]).nodes for _ in range(2)]
     np.testing.assert_array_equal(*same)
+
+
+def test_a_sample_that_fails_leaves_nothing_behind(monkeypatch):
+    ring = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 0]])
+    sampler, fresh = (graphs.NeighborSampler(ring, (1, 2**40), 1) for _ in range(2))
+    with monkeypatch.context() as patch:
+
+        def fails(*_, **__):
+            raise MemoryError
+
+        patch.setattr(sampling, "of_capacity", fails)
+        with pytest.raises(MemoryError):
+            sampler.sample([1])
+    np.testing.assert_array_equal(sampler.sample([1]).nodes, fresh.sample([1]).nodes)
 
 
 def test_each_neighbour_is_sampled():

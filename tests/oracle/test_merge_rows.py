@@ -113,6 +113,15 @@ def test_any_column_that_does_not_ascend_is_found():
                 assert (found is not None) == right, (place, column)
 
 
+def test_no_number_of_columns_out_of_range_is_taken_for_none():
+    """2^24 times 2^40, as each was counted, is zero in 64 bits."""
+    size = 2**24 - 2**24 // 1024 + 17  # of pieces that see a column of the one before again
+    indices = np.arange(10, 10 + size, dtype=np.int32)
+    many = np.int32([0, size]), indices, np.ones(size, np.float32).view(np.uint8)
+    one = np.int32([0, 1]), np.int32([3]), np.ones(1, np.float32).view(np.uint8)
+    assert native.merge(*many, *one, 11, "+", "float32", 1) is None
+
+
 @pytest.mark.tier("all")
 def test_a_row_that_does_not_ascend_stops_no_thread_that_waits():
     """In large results a thread waits for the rows before its own, also of tasks that give up."""
