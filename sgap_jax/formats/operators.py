@@ -299,16 +299,16 @@ class Operators(StoredArray):
 
 
 def add(A: Array, B: Any) -> Array:
-    return A if _is_zero(B) else _union(A, B, jnp.add, "+")
+    return A if checks.is_zero(B) else _union(A, B, jnp.add, "+")
 
 
 def subtract(A: Array, B: Any) -> Array:
-    return A if _is_zero(B) else _union(A, B, jnp.subtract, "-")
+    return A if checks.is_zero(B) else _union(A, B, jnp.subtract, "-")
 
 
 def subtract_from(A: Array, x: Any) -> Array:
     """x - A."""
-    if not _is_zero(x):
+    if not checks.is_zero(x):
         raise _refused(f"{type(x).__name__} - SparseArray", x, "x - A.todense()", "x - A.values")
     return replace(A, values=-A.values)
 
@@ -392,11 +392,6 @@ def _at_entries(A: StoredArray, x: jax.Array, *, combine: Callable) -> jax.Array
     # Padding has a factor of 1, so that derivatives in x see none of it.
     factor = jnp.where(real, structure.whole(x)[at], jnp.ones((), x.dtype))
     return combine(values, factor.reshape(values.shape))
-
-
-def _is_zero(x: Any) -> bool:
-    """Whether x is the scalar 0, with which Python's sum() begins."""
-    return isinstance(x, int | float) and x == 0
 
 
 def _is_sparse(x: Any) -> bool:
