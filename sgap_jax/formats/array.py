@@ -26,7 +26,7 @@ from sgap_jax.formats import (
     interop,
     parts,
 )
-from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
+from sgap_jax.formats.levels import COO, CSC, CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators
 from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import (
@@ -382,9 +382,44 @@ class SparseArray(Operators):
 
     toarray = todense
 
+    def tocsr(self) -> SparseArray:
+        """`asformat(CSR)`."""
+        return self.asformat(CSR)
+
+    def tocsc(self) -> SparseArray:
+        """`asformat(CSC)`."""
+        return self.asformat(CSC)
+
+    def tocoo(self) -> SparseArray:
+        """`asformat(COO)`."""
+        return self.asformat(COO)
+
+    def copy(self) -> SparseArray:
+        """A itself, which nothing can write to."""
+        return self
+
+    def transpose(self, axes: None = None) -> SparseArray:
+        """`A.T`, which reverses all axes; ValueError for `axes`."""
+        if axes is not None:
+            raise ValueError(f"SparseArray.transpose: axes: expected None, got {axes!r}")
+        return self.T
+
+    def dot(self, other: Any) -> Any:
+        """`A @ other`."""
+        return self @ other
+
     def multiply(self, other: Any) -> SparseArray:
         """A * other, entry by entry, as SciPy names it."""
         return self * other
+
+    def power(self, n: Any) -> SparseArray:
+        """`A**n`."""
+        return self**n
+
+    def count_nonzero(self, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+        """How many elements are not zero, of A or along an axis: integers as of `sum` of bool.
+        `A.nnz` counts what is stored, zeros and padding too, and is no array."""
+        return (self != 0).sum(axis)
 
     def conj(self) -> SparseArray:
         """The complex conjugate: A itself where its dtype is real."""

@@ -60,8 +60,8 @@ class GATv2Conv(nnx.Module):
     are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
-      Y [..., m, heads * out_features] or [..., m, out_features], in `dtype` or the promoted dtype of x and
-      the parameters. A node without neighbours gets the bias.
+      Y [..., m, heads * out_features] or [..., m, out_features], in `dtype` or the promoted dtype
+      of x and the parameters. A node without neighbours gets the bias.
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are

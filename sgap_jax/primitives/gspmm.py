@@ -112,14 +112,13 @@ def gspmm(
     check_choice("gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
+    options: Any = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
     if jnp.ndim(X) == 1:
         column = check_dense("gspmm", "X", X, (rows,))[:, None]
         if values is not None:
             values = check_entry_values("gspmm", "values", A, values, ())
-        options = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
         return gspmm(A, column, values=values, **options)[:, 0]
     X = check_dense("gspmm", "X", X, (rows, "n"))
-    options = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
     if values is None:
         return _gspmm(A, X, **options)
     if jnp.ndim(values) == 1:
