@@ -71,8 +71,20 @@ class SparseArray(Operators):
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
     Pass a SparseArray to a jitted function as an argument: a captured one becomes constants, which
-    make the program large. `==` and hash use identity.
+    make the program large. `==` compares entries with a number, else identity; so does hash.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> SparseArray:
+            # What SciPy's constructors take, and no fields: copying passes none, others all.
+            if len(args) == 1 and not kwargs.keys() - {"shape", "dtype", "format"}:
+                raise TypeError(
+                    f"SparseArray: the bare constructor takes arrays of the format, got "
+                    f"{type(args[0]).__name__}; from_dense, from_scipy, from_coordinates, "
+                    "from_arrays and from_bcoo make one"
+                )
+            return super().__new__(cls)
 
     @classmethod
     def from_dense(
