@@ -90,13 +90,27 @@ _set_failing(_failing_here)
 _computed_with(_valid, _transposed)
 
 _INSTEAD = {
+    "BCOO": "SparseArray.from_bcoo(a), or from_coordinates",
+    "block_array": "block(blocks)",
     "bmat": "block(blocks)",
-    "coo_array": "SparseArray.from_coordinates(coordinates, values, shape)",
-    "csc_array": "SparseArray.from_scipy(a, format=CSC)",
-    "csr_array": "SparseArray.from_scipy(a), or SparseArray.from_arrays(values, offsets, columns)",
+    "diags_array": "diags(diagonals, offsets, shape=shape)",
+    "eye_array": "eye(n)",
+    "find": "SparseArray.coordinates(), and .values",
     "identity": "eye(n)",
+    "issparse": "isinstance(A, SparseArray)",
+    "load_npz": "read(path)",
     "nn": "import sgap_jax.nn, which needs Flax",
+    "rand": "random(shape, density=density)",
+    "random_array": "random(shape, density=density)",
+    "save_npz": "write(path, A)",
+    "spdiags": "diags(diagonals, offsets, shape=shape)",
 }
+_MADE = "SparseArray.from_scipy(a), from_dense(x) or from_arrays(values, offsets, columns)"
+for _kind in ("array", "matrix"):
+    _INSTEAD[f"bsr_{_kind}"] = "SparseArray.from_scipy(a, format=BCSR(r, c))"
+    _INSTEAD[f"coo_{_kind}"] = "SparseArray.from_coordinates(coordinates, values, shape)"
+    _INSTEAD[f"csc_{_kind}"] = "SparseArray.from_scipy(a, format=CSC)"
+    _INSTEAD[f"csr_{_kind}"] = _MADE
 
 if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so
     __getattr__ = _no_attribute(__name__, _INSTEAD)

@@ -40,8 +40,13 @@ def explain(
         device. Without a GPU kernels are those of sm_80 and later.
 
     Raises:
-      ValueError: another platform. Also what the function raises.
+      TypeError: no function. ValueError: another platform. Also what the function raises.
     """
+    if not callable(function):
+        raise TypeError(
+            "explain: function: expected a function and then its operands, as in "
+            f"explain(spmm, A, B), got {type(function).__name__}"
+        )
     if platform is None:
         platform = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
     if platform not in ("cpu", "cuda"):

@@ -26,7 +26,7 @@ from sgap_jax.formats import (
     interop,
     parts,
 )
-from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
+from sgap_jax.formats.levels import COO, CSC, CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators
 from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import (
@@ -71,8 +71,20 @@ class SparseArray(Operators):
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
     Pass a SparseArray to a jitted function as an argument: a captured one becomes constants, which
-    make the program large. `==` and hash use identity.
+    make the program large. `==` compares entries with a number, else identity; so does hash.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> SparseArray:
+            # What SciPy's constructors take, and no fields: copying passes none, others all.
+            if len(args) == 1 and not kwargs.keys() - {"shape", "dtype", "format"}:
+                raise TypeError(
+                    f"SparseArray: the bare constructor takes arrays of the format, got "
+                    f"{type(args[0]).__name__}; from_dense, from_scipy, from_coordinates, "
+                    "from_arrays and from_bcoo make one"
+                )
+            return super().__new__(cls)
 
     @classmethod
     def from_dense(
@@ -382,9 +394,44 @@ class SparseArray(Operators):
 
     toarray = todense
 
+    def tocsr(self) -> SparseArray:
+        """`asformat(CSR)`."""
+        return self.asformat(CSR)
+
+    def tocsc(self) -> SparseArray:
+        """`asformat(CSC)`."""
+        return self.asformat(CSC)
+
+    def tocoo(self) -> SparseArray:
+        """`asformat(COO)`."""
+        return self.asformat(COO)
+
+    def copy(self) -> SparseArray:
+        """A itself, which nothing can write to."""
+        return self
+
+    def transpose(self, axes: None = None) -> SparseArray:
+        """`A.T`, which reverses all axes; ValueError for `axes`."""
+        if axes is not None:
+            raise ValueError(f"SparseArray.transpose: axes: expected None, got {axes!r}")
+        return self.T
+
+    def dot(self, other: Any) -> Any:
+        """`A @ other`."""
+        return self @ other
+
     def multiply(self, other: Any) -> SparseArray:
         """A * other, entry by entry, as SciPy names it."""
         return self * other
+
+    def power(self, n: Any) -> SparseArray:
+        """`A**n`."""
+        return self**n
+
+    def count_nonzero(self, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+        """How many elements are not zero, of A or along an axis: integers as of `sum` of bool.
+        `A.nnz` counts what is stored, zeros and padding too, and is no array."""
+        return (self != 0).sum(axis)
 
     def conj(self) -> SparseArray:
         """The complex conjugate: A itself where its dtype is real."""

@@ -20,6 +20,11 @@ from jax import export
 INT32_MAX = 2**31 - 1
 
 
+def is_zero(x: Any) -> bool:
+    """Whether x is a 0 of Python or NumPy: Python's sum() begins with it, and A + 0 is A."""
+    return isinstance(x, int | float | complex | np.number) and x == 0
+
+
 def is_traced(*arrays: Any) -> bool:
     """True if any argument is a tracer, so that its contents cannot be looked at."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)

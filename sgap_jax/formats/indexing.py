@@ -35,6 +35,8 @@ class _Selector(NamedTuple):
 def item(A: Array, index: Any) -> Any:
     """See `SparseArray.__getitem__`."""
     convert.require_unbatched(A, f"{_WHAT}: A")
+    if A.ndim == 2 and _is_mask_of(A, index):
+        index = np.nonzero(np.asarray(index))
     selectors = _selectors(A, index)
     positions = [selector.positions for selector in selectors]
     if all(isinstance(x, range) and x == range(n) for x, n in zip(positions, A.shape, strict=True)):
@@ -47,6 +49,21 @@ def item(A: Array, index: Any) -> Any:
     if _is_traced(A) or checks.is_traced(*positions):
         return _traced(A, selectors)
     return _known(A, selectors)
+
+
+def _is_mask_of(A: Array, index: Any) -> bool:
+    """Whether the index is one mask of all elements, whose elements are selected in row-major order
+    as in NumPy."""
+    if not isinstance(index, np.ndarray | jax.Array) or index.dtype != np.bool_:
+        return False
+    if index.shape != A.shape:
+        return False
+    if checks.is_traced(index):
+        raise IndexError(
+            f"{_WHAT}: a mask that is traced: how many it selects is a static size; the nearest is "
+            "A[jnp.nonzero(mask, size=k)], with k elements"
+        )
+    return True
 
 
 def _joined(A: Array, down: Any, across: Any) -> Any:

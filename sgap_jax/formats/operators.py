@@ -47,10 +47,7 @@ INSTEAD = {
     "col": "A.asformat(COO).column_indices",
     "conjugate": "A.conj()",
     "coords": "A.coordinates()",
-    "copy": "A, which nothing can write to",
-    "count_nonzero": "jnp.count_nonzero(A.todense()), or A.nnz, which counts what is stored",
     "data": "A.values",
-    "dot": "A @ B",
     "flatten": "A.reshape(-1)",
     "getcol": "A[:, j:j + 1]",
     "getnnz": "A.nnz, or A.row_lengths",
@@ -60,7 +57,6 @@ INSTEAD = {
     "indptr": "A.row_offsets, or A.column_offsets of CSC",
     "mT": "A.T",
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
-    "power": "A**n",
     "prod": _DENSE,
     "ravel": "A.reshape(-1)",
     "row": "A.asformat(COO).row_indices",
@@ -68,13 +64,9 @@ INSTEAD = {
     "sort_indices": "A.asformat(COO).asformat(CSR), or A itself, which constructors sort",
     "std": _DENSE,
     "tobsr": "A.asformat(BCSR(r, c))",
-    "tocoo": "A.asformat(COO)",
-    "tocsc": "A.asformat(CSC)",
-    "tocsr": "A.asformat(CSR)",
     "todia": "A.to_scipy().todia()",
     "todok": "A.to_scipy().todok()",
     "tolil": "A.to_scipy().tolil()",
-    "transpose": "A.T",
     "var": _DENSE,
 }
 # Functions of SciPy that keep zero.
@@ -85,8 +77,9 @@ INSTEAD |= {f: f"A.with_values(jnp.{f}(A.values))" for f in (*_OF_ENTRIES, *_ROU
 
 def no_operator() -> TypeError:
     return TypeError(
-        "SparseArray: of the operators that act on each entry there are +, -, *, /, ** and abs; "
-        "the nearest is A.with_values(f(A.values)) where entries are, or f(A.todense())"
+        "SparseArray: of the operators that act on each entry there are +, -, *, /, ** and abs, "
+        "and comparisons with a number; the nearest is A.with_values(f(A.values)) where entries "
+        "are, or f(A.todense())"
     )
 
 
@@ -115,11 +108,13 @@ def no_assignment() -> TypeError:
     )
 
 
-def check_comparable(other: Any) -> None:
-    """Raises TypeError if `other` is a scalar or an array, which NumPy would compare with each
-    entry; with any other object `==` compares identity."""
-    if isinstance(other, int | float | complex | np.generic | np.ndarray | jax.Array):
+def _equality(A: Array, other: Any, holds: Callable, sign: str) -> Any:
+    """With a number or an array `==` and `!=` compare entries, with any other object identity."""
+    if isinstance(other, np.ndarray | jax.Array) and np.ndim(other):
         raise TypeError(f"{no_operator()}; `is` asks for A itself, in a list too")
+    if isinstance(other, int | float | complex | np.generic | np.ndarray | jax.Array):
+        return compared(A, other, holds, sign)
+    return holds(A is other, True)
 
 
 class Operators(StoredArray):
@@ -203,6 +198,9 @@ class Operators(StoredArray):
         in SciPy. ValueError otherwise."""
         return divide(self, x)
 
+    def __pos__(self) -> Self:
+        return self
+
     def __neg__(self) -> Self:
         return replace(self, values=-self.values)
 
@@ -233,11 +231,28 @@ class Operators(StoredArray):
         raise no_operator()
 
     __rpow__ = __rtruediv__ = __rfloordiv__ = __mod__ = __rmod__ = __floordiv__
-    __lt__ = __le__ = __gt__ = __ge__ = __floordiv__
 
-    def __eq__(self, other: object) -> bool:
-        check_comparable(other)
-        return self is other
+    def __gt__(self, x: Any) -> Self:
+        """A > x for a number x that is known, with bool values in A's structure, as of SciPy's
+        arrays; so are >=, <, <=, == and !=. TypeError where zero compares true with x, or x is
+        traced or no number, which would give a dense result; with an object that is neither number
+        nor array, == and != ask whether it is A itself."""
+        return compared(self, x, operator.gt, ">")
+
+    def __ge__(self, x: Any) -> Self:
+        return compared(self, x, operator.ge, ">=")
+
+    def __lt__(self, x: Any) -> Self:
+        return compared(self, x, operator.lt, "<")
+
+    def __le__(self, x: Any) -> Self:
+        return compared(self, x, operator.le, "<=")
+
+    def __eq__(self, other: object) -> Any:
+        return _equality(self, other, operator.eq, "==")
+
+    def __ne__(self, other: object) -> Any:
+        return _equality(self, other, operator.ne, "!=")
 
     __hash__ = object.__hash__
 
@@ -299,16 +314,16 @@ class Operators(StoredArray):
 
 
 def add(A: Array, B: Any) -> Array:
-    return A if _is_zero(B) else _union(A, B, jnp.add, "+")
+    return A if checks.is_zero(B) else _union(A, B, jnp.add, "+")
 
 
 def subtract(A: Array, B: Any) -> Array:
-    return A if _is_zero(B) else _union(A, B, jnp.subtract, "-")
+    return A if checks.is_zero(B) else _union(A, B, jnp.subtract, "-")
 
 
 def subtract_from(A: Array, x: Any) -> Array:
     """x - A."""
-    if not _is_zero(x):
+    if not checks.is_zero(x):
         raise _refused(f"{type(x).__name__} - SparseArray", x, "x - A.todense()", "x - A.values")
     return replace(A, values=-A.values)
 
@@ -361,6 +376,20 @@ def power(A: Array, n: Any) -> Array:
     return replace(A, values=A.values**n)
 
 
+def compared(A: Array, x: Any, holds: Callable, sign: str) -> Array:
+    what = f"SparseArray {sign} {type(x).__name__}"
+    if _is_sparse(x) or x is None or isinstance(x, str) or np.ndim(x) or checks.is_traced(x):
+        raise TypeError(f"{what}: expected a number that is known; {no_operator()}")
+    x = checks.check_scalar(x, what)
+    if holds(0, x):
+        raise TypeError(
+            f"{what}: true where nothing is stored, of {x}; the nearest is A.todense() {sign} x, "
+            f"or A.with_values(A.values {sign} x) where entries are"
+        )
+    A = _each_once(A)
+    return replace(A, values=holds(A.values, x))
+
+
 def _scaled(A: Array, x: Any, combine: Callable, what: str) -> Array:
     """combine(A, x) at A's entries."""
     if np.ndim(x) == 0 or x is None:
@@ -392,11 +421,6 @@ def _at_entries(A: StoredArray, x: jax.Array, *, combine: Callable) -> jax.Array
     # Padding has a factor of 1, so that derivatives in x see none of it.
     factor = jnp.where(real, structure.whole(x)[at], jnp.ones((), x.dtype))
     return combine(values, factor.reshape(values.shape))
-
-
-def _is_zero(x: Any) -> bool:
-    """Whether x is the scalar 0, with which Python's sum() begins."""
-    return isinstance(x, int | float) and x == 0
 
 
 def _is_sparse(x: Any) -> bool:

@@ -222,10 +222,14 @@ def check_capacity(nse: Any, needed: int, name: str, what: str) -> int:
 
 
 def check_nodes(nodes: Any, size: int, name: str, what: str) -> np.ndarray:
-    """`nodes` as a concrete integer array [n] with numbers in 0 .. size-1."""
+    """`nodes`, or those that a mask [size] marks, as a concrete integer array [n] with numbers in
+    0 .. size-1."""
     checks.check_concrete(nodes, name, what, "call it outside jit")
     if getattr(nodes, "dtype", None) == np.bool_:
-        raise ValueError(f"{what}: {name}: expected integers, got bool; np.flatnonzero(mask) is")
+        if nodes.shape != (size,):
+            got = list(nodes.shape)
+            raise ValueError(f"{what}: {name}: expected a mask of shape [{size}], got {got}")
+        nodes = np.flatnonzero(np.asarray(nodes))
     chosen: np.ndarray = checks.check_indices(nodes, name, 1, what)
     checks.check_range(chosen, size, name, what)
     return chosen
@@ -240,7 +244,7 @@ def induced_subgraph(
 
     Args:
       A: square, in CSR, CSC or COO; concrete.
-      nodes: [n] integers, each node once; `X[nodes]` are their features.
+      nodes: [n] integers, each node once, or a mask of all nodes; `X[nodes]` are their features.
       nse: room for so many entries, so that subgraphs of one n compile once; None: as many as there
         are.
 

@@ -51,7 +51,7 @@ class NeighborSampler:
       graph: square, in CSR, CSC or COO; concrete. Row i has the edges that arrive at i, which are
         sampled.
       fanouts: how many edges of a node are taken at most, for each hop from the seeds on, as in
-        PyG: the last one is of the first layer.
+        PyG: the last one is of the first layer. -1 takes all: as many as any node has.
       num_seeds: how many seeds a minibatch has room for; with the fanouts this gives the size of
         all arrays, so that a jitted step compiles once.
       seed: of the random numbers: same seed, same samples.
@@ -82,14 +82,11 @@ class NeighborSampler:
         if not len(fanouts):
             raise ValueError(f"{what}: fanouts: expected one for each layer, got none")
         self._values = np.asarray(graph.values)
-        if any(isinstance(f, int) and f == -1 for f in fanouts):
-            degree = int(np.diff(self._offsets).max(initial=1))
-            raise ValueError(
-                f"{what}: fanouts: a minibatch has a fixed size, so -1 is not all neighbours; "
-                f"{degree}, the largest degree, takes all"
-            )
-        own = (checks.check_count(f, "fanouts", what, 1) for f in fanouts)
-        self.fanouts = tuple(min(f, checks.INT32_MAX) for f in own)
+        most = max(1, int(np.diff(self._offsets).max(initial=0)))
+        self.fanouts = tuple(
+            most if f == -1 else min(checks.check_count(f, "fanouts", what, 1), checks.INT32_MAX)
+            for f in fanouts
+        )
         self.num_seeds = checks.check_count(num_seeds, "num_seeds", what, 1)
         self.num_nodes = n
         self._random = np.random.default_rng(seed)
@@ -102,7 +99,8 @@ class NeighborSampler:
         """How many nodes there is room for: seeds, then with each hop."""
 
     def sample(self, seeds: ArrayLike) -> NeighborSample:
-        """The sample of these nodes: [s] integers, each once, s at most `num_seeds`."""
+        """The sample of these nodes: [s] integers, each once, s at most `num_seeds`, or a mask of
+        all nodes."""
         what = "NeighborSampler.sample"
         found = check_nodes(seeds, self.num_nodes, "seeds", what).astype(np.int32)
         count = found.shape[0]
@@ -137,9 +135,9 @@ class NeighborSampler:
         )
 
     def epoch(self, nodes: ArrayLike, *, shuffle: bool = True) -> Iterator[tuple[Any, Any]]:
-        """Pairs (seeds, sample) until each of `nodes` was a seed once; the last minibatch may have
-        fewer seeds. `seeds` [num_seeds] are padded with node 0. ValueError: a node is there twice.
-        """
+        """Pairs (seeds, sample) until each of `nodes`, integers or a mask of all nodes, was a seed
+        once; the last minibatch may have fewer. `seeds` [num_seeds] are padded with node 0.
+        ValueError: a node is there twice."""
         what = "NeighborSampler.epoch"
         order = np.array(check_nodes(nodes, self.num_nodes, "nodes", what))
         if np.unique(order).shape != order.shape:

@@ -22,6 +22,7 @@ from sgap_jax.linalg.triangular import triangular_solve as triangular_solve
 _SOLVERS = "cg, gmres or bicgstab with a preconditioner, such as ilu(A)"
 _INSTEAD = {
     "LinearOperator": "a function of a vector, which cg, gmres and bicgstab take in the place of A",
+    "aslinearoperator": "A itself, which cg and the others take; lineax_operator(A)",
     "eigs": "power_iteration(A)",
     "eigsh": "lobpcg(A, X), or power_iteration(A, symmetric=True)",
     "expm": "expm_multiply(A, B)",

@@ -47,8 +47,12 @@ _INSTEAD = {
     "EmbeddingBag": "gspmm with a SparseArray of bags x words (docs/recipes)",
     "GATConv": "GraphAttention",
     "GCNConv": "GraphConv, with normalize_adjacency(A)",
+    "GINEConv": 'gsddmm(A, None, X, values=e, op="add", reduce=None), relu, and aggregate',
     "GraphSAGE": "SAGEConv",
+    "MessagePassing": "gspmm, gsddmm and aggregate",
     "SparseDense": "SparseLinear",
+    "TransformerConv": "sparse_attention(q, k, v, A)",
+    "global_mean_pool": 'graphs.batch(list).readout(X, "mean")',
 }
 
 if not _typing.TYPE_CHECKING:  # of names that are not here, type checkers say so

@@ -180,10 +180,28 @@ def check_square(op: str, A: Any, name: str = "A") -> None:
         raise ValueError(f"{op}: {name} must be square, got shape {A.shape}")
 
 
+def check_graph(op: str, graph: Any, x: Any) -> None:
+    """TypeError unless `graph` is a SparseArray: of PyG's calls layer(x, edge_index) it says what
+    to write."""
+    if not isinstance(graph, SparseArray):
+        if isinstance(x, SparseArray):
+            raise TypeError(f"{op}: expected the graph first, as in layer(graph, x)")
+        for given in (graph, x):
+            if not isinstance(given, np.ndarray | jax.Array):
+                continue
+            pairs = np.ndim(given) == 2 and np.shape(given)[0] == 2
+            if pairs and jnp.issubdtype(jnp.result_type(given), jnp.integer):
+                raise TypeError(
+                    f"{op}: expected layer(graph, x) with a SparseArray of the edges; "
+                    "graphs.from_edges(edge_index, num_nodes=n) makes one"
+                )
+    check_sparse(op, "graph", graph)
+
+
 def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) -> Any:
     """Returns x as an array after a check of its shape: [..., n, in_features], dense or sparse, for
     a graph [m, n]. `in_features` None allows any number of features."""
-    check_sparse(op, "graph", graph)
+    check_graph(op, graph, x)
     if scipy.sparse.issparse(x):
         raise TypeError(f"{op}: x: expected an array; SparseArray.from_scipy(x) is one")
     x = x if isinstance(x, SparseArray) else jnp.asarray(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,14 +54,14 @@ class GATv2Conv(nnx.Module):
 
     Called with (graph, x, edges=None) and the keywords deterministic and rngs: graph is a
     SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
-    [n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
+    [..., n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
     [nnz, edge_features] in the order of the graph's values. Add the nodes themselves with
     `add_self_loops`, as the paper does; with its `return_perm=True` edges follow. The parameters
     are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
-      Y [m, heads * out_features] or [m, out_features], in `dtype` or the promoted dtype of x and
-      the parameters. A node without neighbours gets the bias.
+      Y [..., m, heads * out_features] or [..., m, out_features], in `dtype` or the promoted dtype
+      of x and the parameters. A node without neighbours gets the bias.
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
@@ -176,17 +177,29 @@ def gatv2_conv(
         right = left
     else:
         right = with_stored_values(source, sent) @ (to if frm is None else frm)
+    # Leading axes are more columns, as heads are.
+    leading = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    batch = math.prod(leading)
+    left, right = (_in_columns(x, leading) for x in (left, right))
     hidden = gsddmm(graph, left, right, op="add", reduce=None, schedule=schedule)
     if edges is not None:
         # What the padding holds must not reach gradients.
         S, _, order = entries_by_rows(graph)
         stored = as_given(entries_that_count(S), order)[:, None]
-        hidden = hidden + jnp.where(stored, edges, jnp.zeros((), edges.dtype)) @ of_edges
-    hidden = jax.nn.leaky_relu(hidden, negative_slope).reshape(-1, heads, size)
-    logits = jnp.einsum("ehf,hf->eh", hidden, a)
+        of_edges = jnp.where(stored, edges, jnp.zeros((), edges.dtype)) @ of_edges
+        hidden = hidden + jnp.tile(of_edges, (1, batch))
+    hidden = jax.nn.leaky_relu(hidden, negative_slope).reshape(graph.nnz, batch, heads, size)
+    logits = jnp.einsum("ebhf,hf->ebh", hidden, a).reshape(graph.nnz, batch * heads)
     p = dropout(sparse_softmax(graph, values=logits, schedule=schedule))
     # The heads are a batch axis like any other.
-    of_heads = jnp.moveaxis(right.reshape(-1, heads, size), 1, 0)
+    of_heads = jnp.moveaxis(right.reshape(graph.shape[1], batch * heads, size), 1, 0)
     y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p.T, of_heads)
-    y = jnp.moveaxis(y, 0, 1)
-    return with_bias(y.reshape(-1, heads * size) if concat else y.mean(1), bias)
+    y = jnp.moveaxis(y.reshape(*leading, heads, graph.shape[0], size), -3, -2)
+    return with_bias(y.reshape(*y.shape[:-2], heads * size) if concat else y.mean(-2), bias)
+
+
+def _in_columns(x: jax.Array, leading: tuple) -> jax.Array:
+    """[..., n, width] of these leading axes as [n, width of all]."""
+    x = jnp.broadcast_to(x, (*leading, *x.shape[-2:]))
+    batch, (n, width) = math.prod(leading), x.shape[-2:]
+    return jnp.moveaxis(x.reshape(batch, n, width), 0, 1).reshape(n, batch * width)

@@ -15,10 +15,10 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_count
 from sgap_jax.formats.levels import CSR
-from sgap_jax.nn.adjacency import check_features, stored_values, with_stored_values
+from sgap_jax.nn.adjacency import check_features, check_graph, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
-from sgap_jax.primitives._define import check_schedule, check_sparse
+from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.gspmm import REDUCTIONS, Reduction, check_choice, gspmm
 from sgap_jax.schedules import Schedule
 
@@ -154,7 +154,7 @@ def ends_of(
 ) -> tuple[Any, Any]:
     """The features [..., n, in] of the nodes that send along a graph [m, n], and those [..., m, in]
     of the nodes that receive: the first m, or the second of a pair x."""
-    check_sparse(op, "graph", graph)
+    check_graph(op, graph, x)
     m, n = graph.shape
     if isinstance(x, tuple | list):
         if len(x) != 2:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import is_traced
+from sgap_jax.formats.checks import is_traced, is_zero
 from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
@@ -233,18 +233,20 @@ class PartitionedArray:
     def __add__(self, other: Any) -> PartitionedArray:
         """A + B of one structure: B is A with other values, as `with_values` and arithmetic make
         it, so its index arrays are the same arrays. Inside `jit` two arguments have none in common:
-        pass A, and B's `values`."""
+        pass A, and B's `values`. Of scalars 0 alone is taken, which leaves A; TypeError else."""
         return self._entry_by_entry("+", other, jnp.add)
+
+    __radd__ = __add__  # sum([A, B]) begins with 0
 
     def __sub__(self, other: Any) -> PartitionedArray:
         """A - B, as A + B."""
         return self._entry_by_entry("-", other, jnp.subtract)
 
-    def __radd__(self, other: Any) -> PartitionedArray:  # sum([A, B]) begins with 0
-        return self._entry_by_entry("+", other, jnp.add)
+    def __rsub__(self, other: Any) -> PartitionedArray:
+        return (-self)._entry_by_entry("-", other, jnp.add)
 
     def _entry_by_entry(self, sign: str, other: Any, of: Callable) -> PartitionedArray:
-        if isinstance(other, int) and other == 0:
+        if is_zero(other):
             return self
         if isinstance(other, PartitionedArray) and self._index_arrays_are_those_of(other):
             pairs = zip(self.values, other.values, strict=True)
@@ -252,8 +254,8 @@ class PartitionedArray:
             return self.with_values((own, foreign))
         got = "other ones" if isinstance(other, PartitionedArray) else type(other).__name__
         raise TypeError(
-            f"PartitionedArray: A {sign} B: expected a B of A's structure, with the same index "
-            f"arrays, as A.with_values makes it (inside jit, of the argument A), got {got}; of "
+            f"PartitionedArray: A {sign} B: expected 0, or a B of A's structure, with the same "
+            f"index arrays, as A.with_values makes it (in jit, of the argument A), got {got}; of "
             f"other structures, parallel.partition(A {sign} B, mesh, axis) of the whole matrices, "
             f"or A @ X {sign} B @ X"
         )

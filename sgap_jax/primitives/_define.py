@@ -395,6 +395,9 @@ def check_sparse(op: str, name: str, A: Any) -> None:
                 in_parts = f"; sgap_jax.parallel has {', '.join(OPS_IN_PARTS)}"
         elif isinstance(A, np.ndarray | jax.Array):
             in_parts = "; SparseArray.from_dense makes one, with nse= inside jit"
+        elif hasattr(A, "todense"):  # SciPy's arrays, and JAX's BCOO and BCSR
+            made = {"BCOO": "from_bcoo", "BCSR": "from_bcsr"}.get(found, "from_scipy")
+            in_parts = f"; SparseArray.{made} makes one"
         raise TypeError(f"{op}: {name} must be a SparseArray, got {found}{in_parts}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")

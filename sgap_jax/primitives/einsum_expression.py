@@ -49,7 +49,10 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
         )
     twice = next((word for word in factors if len(set(word)) < len(word)), None)
     if twice is not None:
-        raise NotImplementedError(f"einsum: an index twice in the operand {twice!r}")
+        raise NotImplementedError(
+            f"einsum: an index twice in the operand {twice!r}; the nearest is A.diagonal() or "
+            "A.trace() of a matrix"
+        )
     for word, x in zip(factors, operands, strict=True):
         if hasattr(x, "todense") and not isinstance(x, SparseArray):
             raise TypeError(

@@ -77,9 +77,10 @@ def gspmm(
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; every element of a vector or block is an
-        entry, zeros too; float32, float64, bfloat16 or float16 (others run with
-        `schedule=Reference()`).
-      X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
+        entry, zeros too; float32, float64, bfloat16 or float16 have kernels, other dtypes run in
+        plain JAX.
+      X: dense [k, n], or [m, n] with `transpose`; any n, zero included. Or [k], one number of each
+        node, for a result [m].
       values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n], in place of A.values and in their
         order. The messages are not stored.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
@@ -111,8 +112,13 @@ def gspmm(
     check_choice("gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
+    options: Any = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
+    if jnp.ndim(X) == 1:
+        column = check_dense("gspmm", "X", X, (rows,))[:, None]
+        if values is not None:
+            values = check_entry_values("gspmm", "values", A, values, ())
+        return gspmm(A, column, values=values, **options)[:, 0]
     X = check_dense("gspmm", "X", X, (rows, "n"))
-    options = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
     if values is None:
         return _gspmm(A, X, **options)
     if jnp.ndim(values) == 1:
@@ -223,6 +229,7 @@ def _extremum(
     A: SparseArray, X: Any, add: bool, minimum: bool, transpose: bool, schedule: Schedule | None
 ) -> Any:
     base, swapped = by_rows(A)
+    schedule = by_default(schedule, X.dtype)
     (C,) = bind(
         gspmm_p,
         base.values[None],

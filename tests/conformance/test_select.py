@@ -372,6 +372,8 @@ def test_each_call_of_a_function_is_explained():
     told = explain(einsum, "ij,jr,jr->ir", tensor, X[:6], X[:6])
     assert told.startswith("D(i,r) += A(i,j) * B(j,r) * C(j,r)") and "CPUThread" in told
     assert explain(spmm, A.astype(int), X.astype(int)).startswith("spmm: no call with a schedule")
+    with pytest.raises(TypeError, match=r"explain\(spmm, A, B\), got ndarray"):
+        explain(np.ones(3))
     with pytest.raises(ValueError, match='platform must be "cpu" or "cuda", got \'tpu\''):
         explain(spmm, A, X, platform="tpu")
 

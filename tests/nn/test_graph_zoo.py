@@ -142,6 +142,19 @@ def test_sparse_features(reduce):
     close(jax.tree.leaves(loss(layer, words)), jax.tree.leaves(loss(layer, x)))
 
 
+@pytest.mark.parametrize(("concat", "leading"), [(True, (2, 2)), (False, (3,)), (False, (2, 0))])
+def test_gatv2_of_leading_axes(concat, leading):
+    """Features [..., n, in] over one graph: those of each in turn, of a pair and with edges too."""
+    graph = SparseArray.from_dense(directed().astype(float))
+    options = dict(heads=2, edge_features=3, concat=concat, rngs=nnx.Rngs(0), **FLOAT64)
+    layer, f = nn.GATv2Conv((IN, IN), OUT, **options), normal(graph.nnz, 3, seed=4)
+    x, own = normal(*leading, N, IN), normal(N, IN, seed=5)  # which broadcasts
+    y = nnx.jit(lambda layer, x: layer(graph, (x, own), f))(layer, x)
+    assert y.shape == (*leading, N, 2 * OUT if concat else OUT)
+    for place in np.ndindex(leading):
+        close(y[place], layer(graph, (x[place], own), f))
+
+
 def test_gatv2_does_not_read_the_padding():
     graph = graphs.from_edges([[0, 1, 2], [1, 2, 0]])
     batch = graphs.batch([graph], nse=6, num_nodes=5).graph
@@ -272,6 +285,12 @@ def test_pairs_of_features():
         (lambda g, x: nn.SAGEConv(IN, 2, reduce="prod", rngs=nnx.Rngs(0)), ValueError, "reduce"),
         (lambda g, x: nn.SAGEConv(4, 2, rngs=nnx.Rngs(0))(g, x), ValueError, "x must have shape"),
         (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, x), TypeError, "graph must be"),
+        (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, g), TypeError, "the graph first"),
+        (
+            lambda g, x: nn.GraphConv(IN, 2, rngs=nnx.Rngs(0))(x, np.zeros((2, 7), int)),
+            TypeError,
+            "graphs.from_edges",
+        ),
         (
             lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(g[:, :4], x[:4]),
             ValueError,

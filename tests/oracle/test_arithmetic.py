@@ -7,7 +7,7 @@ import pytest
 from battery import BATTERY, array
 from format_invariants import dense_of
 
-from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, row_sum
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, graphs, row_sum
 
 FORMATS = [CSR, CSC, COO, COO.transposed, CSF(2), CVS(4), CVS(3).transposed, BCSR(4, 3)]
 FORMATS += [BCSR(2, 5).transposed]
@@ -51,6 +51,42 @@ def test_two_patterns(format):
     same(sum([A, B, A]), 2 * a + b)
     same(0 - A, -a)
     same(A + 0.0, a)
+
+
+@pytest.mark.parametrize("format", [CSR, COO.transposed, BCSR(4, 3)], ids=str)
+def test_comparisons(format):
+    """With numbers of which zero compares false. A has stored zeros too."""
+    a, _ = pair((10, 7))
+    A = SparseArray.from_dense(a, format=format) * (a != 3).astype(float)
+    a[a == 3] = 0
+    for C, dense in [
+        *((A > 0.1, a > 0.1), (A >= 2, a >= 2), (A < -0.1, a < -0.1), (A <= -2, a <= -2)),
+        *((A == 2, a == 2), (A != 0, a != 0), (np.float64(0.1) < A, a > 0.1)),
+    ]:
+        assert (C.dtype, C.format, C.nnz) == (bool, format, A.nnz)
+        same(C, dense)
+    assert A.count_nonzero() == np.count_nonzero(a)
+    counts = jax.jit(lambda A: A.count_nonzero(0))(A)
+    np.testing.assert_array_equal(counts, np.count_nonzero(a, 0))
+
+
+def test_methods_of_scipy():
+    a, _ = pair((10, 7))
+    A = SparseArray.from_dense(a)
+    same(A.power(2), a**2)
+    same(A.transpose(), a.T)
+    for B, of in ((A.tocsr(), CSR), (A.tocsc(), CSC), (A.tocoo(), COO)):
+        assert B.format == of
+        same(B, a)
+    np.testing.assert_allclose(A.dot(np.ones(7)), a.sum(1), rtol=1e-6)
+    assert +A is A and A.copy() is A
+
+
+def test_entries_that_repeat_compare_as_their_sum():
+    edges = np.array([[0, 0, 1], [1, 1, 0]])
+    A = graphs.from_edges(edges, np.array([1.0, -1, 2]), num_nodes=2, duplicates="keep")
+    assert A.nnz == 3 and int(A.count_nonzero()) == 1
+    same(A != 0, A.todense() != 0)
 
 
 @formats

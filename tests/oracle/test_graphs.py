@@ -113,7 +113,10 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.from_edges([[0, 2**40], [1, 0]]), "sizes go up to 2147483647"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=2**33), "sizes go up to 2147483647"),
         (lambda: graphs.from_edges([[-3, -1], [-2, -1]]), "targets"),
-        (lambda: graphs.induced_subgraph(random_graph(2), np.ones(2, bool)), "np.flatnonzero"),
+        (
+            lambda: graphs.induced_subgraph(random_graph(2), np.ones(3, bool)),
+            r"mask of shape \[2\]",
+        ),
         (lambda: graphs.induced_subgraph(random_graph(4), [1, 1]), "each node once"),
         (lambda: graphs.induced_subgraph(random_graph(4), [1, 4]), "nodes"),
         (lambda: graphs.induced_subgraph(random_graph(9), np.arange(9), nse=1), "nse: expected at"),
@@ -126,7 +129,6 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 2).sample([2**32]), "seeds"),
         (lambda: graphs.NeighborSampler(random_graph(4), [], 2), "one for each layer"),
         (lambda: graphs.NeighborSampler(random_graph(4), [0], 2), "fanouts must be at least 1"),
-        (lambda: graphs.NeighborSampler(random_graph(4), [-1], 2), "-1 is not all neighbours"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 1).sample([0, 1]), "at most 1"),
         (lambda: next(graphs.NeighborSampler(random_graph(4), [1], 1).epoch([0, 0])), "each once"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 3).sample([1, 1]), "each node once"),
@@ -212,6 +214,9 @@ def test_induced_subgraph(format):
     B, entries = graphs.induced_subgraph(A, nodes)
     np.testing.assert_array_equal(B.todense(), np.asarray(A.todense())[np.ix_(nodes, nodes)])
     np.testing.assert_array_equal(B.values, np.asarray(A.values)[entries])
+    mask = np.isin(np.arange(12), nodes)
+    C, _ = graphs.induced_subgraph(A, mask)
+    np.testing.assert_array_equal(C.todense(), np.asarray(A.todense())[np.ix_(mask, mask)])
     room, entries = graphs.induced_subgraph(A, nodes, nse=B.nnz + 3)
     assert room.nnz == len(entries) == B.nnz + 3
     np.testing.assert_array_equal(room.checked().todense(), B.todense())
@@ -249,6 +254,15 @@ def test_samples_are_of_the_graph(format):
         assert len(set(np.asarray(entries[:used]).tolist())) == used  # without replacement
     (every,) = graphs.NeighborSampler(A, [2**31 - 1], 2).sample([7]).blocks
     assert every.nnz == A.nnz and int(every.row_offsets[-1]) == np.count_nonzero(dense[7])
+    every = graphs.NeighborSampler(A, (-1,), 8)
+    assert every.fanouts == ((dense != 0).sum(1).max(),)
+    for chosen, sample in every.epoch(np.arange(40) % 3 == 0, shuffle=False):
+        count = int(sample.is_seed.sum())
+        np.testing.assert_array_equal(chosen[:count] % 3, 0)
+        found = np.asarray(sample.blocks[0].row_lengths)[:count]
+        np.testing.assert_array_equal(found, (dense[chosen[:count]] != 0).sum(1))
+    nothing = graphs.from_edges(np.zeros((2, 0), int), num_nodes=3)
+    assert graphs.NeighborSampler(nothing, (-1,), 2).fanouts == (1,)
 
 
 def test_samples_compile_once_and_are_uniform():

@@ -177,12 +177,27 @@ def test_integers_run_by_the_reference():
     case = BATTERY["every_length"]
     A = array(case, "float32").with_values(np.arange(case.nnz, dtype=np.int32))
     X = jnp.ones((case.shape[1], 2), jnp.int32)
-    with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\)"):
-        gspmm(A, X, reduce="max")
-    C = gspmm(A, X, reduce="max", schedule=Reference())
+    C = gspmm(A, X, reduce="max")
     ends = np.where(np.diff(case.row_offsets) > 0, case.row_offsets[1:] - 1, 0)
     np.testing.assert_array_equal(C, np.repeat(ends[:, None], 2, 1))
     assert gspmm(A, X, reduce="mean", schedule=Reference()).dtype == jnp.float64
+    if jax.default_backend() == "cpu":
+        with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\)"):
+            gspmm(A, X, reduce="max", schedule=CpuTile())
+
+
+def test_one_number_of_each_node():
+    """X [k] gives [m], with the values of entries too, as A @ x does."""
+    case = BATTERY["every_length"]
+    A, x = array(case, "float32"), jnp.arange(float(case.shape[1]), dtype=jnp.float32)
+    for options in (dict(op="add", reduce="max"), dict(op="copy"), dict(values=2 * A.values)):
+        np.testing.assert_array_equal(gspmm(A, x, **options), gspmm(A, x[:, None], **options)[:, 0])
+    back = gspmm(A, jnp.ones(case.shape[0], jnp.float32), transpose=True)
+    np.testing.assert_allclose(back, A.sum(axis=0), rtol=1e-5)
+    with pytest.raises(ValueError, match="X must have shape"):
+        gspmm(A, x[1:])
+    with pytest.raises(ValueError, match="values must have shape"):
+        gspmm(A, x, values=jnp.ones((A.nnz, 2), jnp.float32))
 
 
 def test_mixed_dtypes_promote():

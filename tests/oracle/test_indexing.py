@@ -50,6 +50,8 @@ def test_as_numpy(format):
     assert A[0:6].format == A[6:7].format == format or format.modes == (1, 0)
     for i, j in ((0, 0), (-1, 4), (3, -2), (np.int8(6), jnp.array(5))):
         assert A[i, j].shape == () and A[i, j] == a[int(i), int(j)]
+    for mask in (a > 0, jnp.asarray(a == 0), np.zeros(a.shape, bool)):
+        np.testing.assert_array_equal(A[mask], a[np.asarray(mask)])
 
 
 @pytest.mark.parametrize("format", [COO, CSF(3)], ids=str)

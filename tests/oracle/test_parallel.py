@@ -359,11 +359,19 @@ def test_operators(mesh):
 
     @jax.jit
     def several(A, x):
-        return -(2 * A * 3 / 12) @ x, A @ x[:, 0], y @ A, y[0] @ A, (sum([A, A]) - A / 4) @ x
+        return (
+            -(2 * A * 3 / 12) @ x,
+            A @ x[:, 0],
+            y @ A,
+            y[0] @ A,
+            (sum([A, A]) - A / 4) @ x,
+            (0.0 - A) @ x,
+        )
 
-    expected = -0.5 * D @ x, D @ x[:, 0], y @ D, y[0] @ D, 1.75 * D @ x
+    expected = -0.5 * D @ x, D @ x[:, 0], y @ D, y[0] @ D, 1.75 * D @ x, -D @ x
     for got, want in zip(several(A, x), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    assert all(x is A for x in (A + 0.0, 0 + A, A - np.float32(0), 0j + A))
     narrow = A.astype(jnp.float32)
     assert (narrow.dtype, narrow.nnz, narrow.ndim) == (jnp.float32, np.count_nonzero(D), 2)
     assert narrow.cover.out.values.dtype == jnp.float32
