@@ -42,7 +42,9 @@ def rows_of_vectors(op: str, format: Any) -> tuple[Format, int]:
     format = as_format(format, f"masks.{op}")
     length = format.vector_length
     if format != CSR and (length is None or format != CVS(length)):
-        raise ValueError(f"masks.{op}: format must be CSR or CVS(V), got {format}")
+        raise ValueError(
+            f"masks.{op}: format must be CSR or CVS(V), got {format}; others by asformat"
+        )
     return format, length or 1
 
 

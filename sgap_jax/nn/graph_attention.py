@@ -15,7 +15,13 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_concrete
-from sgap_jax.nn.adjacency import check_features, check_square, stored_values, with_stored_values
+from sgap_jax.nn.adjacency import (
+    check_features,
+    check_graph,
+    check_square,
+    stored_values,
+    with_stored_values,
+)
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule
@@ -130,6 +136,7 @@ class GraphAttention(nnx.Module):
         deterministic: bool | None = None,
         rngs: Any = None,
     ) -> jax.Array:
+        check_graph("GraphAttention", graph, x)
         check_square("GraphAttention", graph, "graph")
         x = check_features("GraphAttention", graph, x, self.in_features)
         bias = None if self.bias is None else self.bias[...]

@@ -134,9 +134,19 @@ def gspmm(
     return _gspmm_vectors(A, X, values, **options)
 
 
+# Of PyG, DGL and PyTorch.
+_NAMES_ELSEWHERE = {
+    **{"add": "sum", "amax": "max", "amin": "min", "avg": "mean"},
+    **{"copy_u": "copy", "copy_src": "copy", "copy_lhs": "copy"},
+    **{f"u_{op}_e": op for op in ("mul", "add", "sub", "div")},
+    **{"u_mul_v": "mul", "u_dot_v": "mul", "u_add_v": "add", "v_sub_u": "sub", "v_div_u": "div"},
+}
+
+
 def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:
     if choice not in choices:
-        same = "; the name here is 'sum'" if choice == "add" else ""  # PyG's name
+        known = _NAMES_ELSEWHERE.get(choice) if isinstance(choice, str) else None
+        same = f"; the name here is {known!r}" if known in choices else ""
         raise ValueError(f"{op}: {name} must be one of {', '.join(choices)}, got {choice!r}{same}")
 
 

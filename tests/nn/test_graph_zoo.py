@@ -286,6 +286,7 @@ def test_pairs_of_features():
         (lambda g, x: nn.SAGEConv(4, 2, rngs=nnx.Rngs(0))(g, x), ValueError, "x must have shape"),
         (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, x), TypeError, "graph must be"),
         (lambda g, x: nn.SAGEConv(IN, 2, rngs=nnx.Rngs(0))(x, g), TypeError, "the graph first"),
+        (lambda g, x: nn.GraphAttention(IN, 2, rngs=nnx.Rngs(0))(x, g), TypeError, "graph first"),
         (
             lambda g, x: nn.GraphConv(IN, 2, rngs=nnx.Rngs(0))(x, np.zeros((2, 7), int)),
             TypeError,

@@ -442,6 +442,8 @@ def test_gradients_of_ends_with_wrong_entries_in_between(op):
         (lambda A, X: gspmm(A, X, values=np.ones((8, 2)), op="copy"), ValueError, r"\[9, 2\], got"),
         (lambda A, X: gspmm(A, X, values=np.ones(8), op="copy"), ValueError, "values"),
         (lambda A, X: gspmm(A, X, reduce="add"), ValueError, "the name here is 'sum'"),
+        (lambda A, X: gspmm(A, X, op="u_sub_e"), ValueError, "the name here is 'sub'"),
+        (lambda A, X: gspmm(A, X, op="sum"), ValueError, "copy, got 'sum'$"),
         (lambda A, X: row_sum(A, values=np.ones(9, int)), NotImplementedError, "use aggregate"),
         (lambda A, X: gsddmm(A, None, X, op="copy", reduce=None), ValueError, "None for both"),
         (lambda A, X: aggregate(A, X), ValueError, "M must have shape"),

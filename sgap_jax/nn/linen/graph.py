@@ -12,7 +12,13 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.adjacency import check_features, check_square, stored_values, with_stored_values
+from sgap_jax.nn.adjacency import (
+    check_features,
+    check_graph,
+    check_square,
+    stored_values,
+    with_stored_values,
+)
 from sgap_jax.nn.gatv2 import gatv2_conv
 from sgap_jax.nn.gin import gin_sums
 from sgap_jax.nn.graph_attention import graph_attention
@@ -75,6 +81,7 @@ class GraphAttention(linen.Module):
     def __call__(
         self, graph: SparseArray, x: Any, *, deterministic: bool | None = None
     ) -> jax.Array:
+        check_graph("GraphAttention", graph, x)
         check_square("GraphAttention", graph, "graph")
         x = check_features("GraphAttention", graph, x)
         width = self.heads * self.features
