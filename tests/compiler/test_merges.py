@@ -208,8 +208,34 @@ def test_positions_of_one_operand():
     )
     with pytest.raises(NotImplementedError, match="p is a tile of merged .*, or their positions"):
         over.split("p", "p0", "p1", 4)
-    with pytest.raises(NotImplementedError, match="or their positions"):
-        over.coord("p", "j2")
+
+
+def test_coordinates_again():
+    """coord after pos: the same merge, whose coordinates can be tiled."""
+    for expression, operand in (
+        (EXPRESSIONS["SpMSpV"], "A"),
+        (EXPRESSIONS["sampled product"], "P"),
+    ):
+        index = "j" if operand == "A" else "k"
+        plain = Schedule(expression)
+        again = plain.pos(index, "p", operand).coord("p", "c")
+        assert f"pos({index}, p, {operand}" in str(again) and "coord(p, c)" in str(again)
+        assert again.loops() == plain.loops() != plain.pos(index, "p", operand).loops()
+        problem = Merged(expression, SIZES, 0.4, 3)
+        for tiled in (again, again.split("c", "c0", "c1", 4), again.divide("c", "c0", "c1", 3)):
+            problem.check(tiled)
+        threads = again.split("i", "i0", "i1", 4).parallelize("i0", "CPUThread", "NoRaces")
+        function = problem.check(threads)
+        if llvm.available():
+            (found,) = call(function, *problem.given(function).values())
+            np.testing.assert_array_equal(np.float64(found), problem.want)
+        with pytest.raises(ScheduleError, match="merged one after the other"):
+            again.parallelize("c", "CPUThread", "NoRaces")
+    with pytest.raises(ScheduleError, match="in coordinate space already"):
+        again.coord("c", "c2")
+    tile = plain.split("k", "k0", "k1", 4)
+    with pytest.raises(NotImplementedError, match="tile of merged coordinates"):
+        tile.pos("k1", "p", "P")
 
 
 def test_the_preset():

@@ -33,6 +33,7 @@ from sgap_jax.compiler.lowering.reductions import Plan, plan_sums
 from sgap_jax.compiler.lowering.storage import Storage
 from sgap_jax.compiler.notation.cin import Body, Fuse, Split, SuchThat
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
+from sgap_jax.compiler.notation.nest import without_pairs
 from sgap_jax.schedules.schedule import ScheduleError
 
 MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
@@ -86,7 +87,7 @@ def lower(
     merged: dict[Access, Storage] = {}
     leaders: dict[IndexVar, Access] = {}
     if expression.merges:
-        statement = with_sized_tiles(statement, expression, sizes)
+        statement = with_sized_tiles(without_pairs(statement), expression, sizes)
         statement, leaders = without_positions(statement)
     if isinstance(positions, Mapping):
         merged, positions = _merged(expression, sizes, positions, repeated), ()

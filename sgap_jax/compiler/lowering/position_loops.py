@@ -12,7 +12,6 @@ A loop over an index that is stored in blocks becomes two loops; `coord` cancels
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from sgap_jax.compiler.lowering.relations import Relations
 from sgap_jax.compiler.lowering.storage import Storage
@@ -32,7 +31,13 @@ from sgap_jax.compiler.notation.cin import (
     Where,
 )
 from sgap_jax.compiler.notation.expr import IndexVar
-from sgap_jax.compiler.notation.nest import paths, replace, wrap
+from sgap_jax.compiler.notation.nest import (
+    mentioned,
+    paths,
+    with_variable,
+    without_pair,
+    wrap,
+)
 
 
 def with_position_loops(statement: SuchThat, storage: Storage) -> tuple[Body, Relations]:
@@ -72,7 +77,7 @@ def _without_coord(
         pos = next(
             (r for r in relations if isinstance(r, Pos) and r.position == coord.position), None
         )
-        made = [r for r in relations if r != coord and coord.coordinate in _mentioned(r)]
+        made = [r for r in relations if r != coord and coord.coordinate in mentioned(r)]
         if pos is None or not made:
             if made:
                 raise NotImplementedError(
@@ -80,35 +85,13 @@ def _without_coord(
                     "segment, not of a tile of its positions"
                 )
             relations = tuple(relation for relation in relations if relation != coord)
-            body = _with_variable(body, coord.coordinate, coord.position)
+            body = with_variable(body, coord.coordinate, coord.position)
             continue
-        used = [r for r in relations if r not in (coord, pos) and pos.position in _mentioned(r)]
+        used = [r for r in relations if r not in (coord, pos) and pos.position in mentioned(r)]
         if used:
             raise NotImplementedError(f"{coord}: {used[0]} is over the positions")
-        relations = tuple(
-            _renamed(relation, coord.coordinate, pos.coordinate)
-            for relation in relations
-            if relation not in (coord, pos)
-        )
-        body = _with_variable(body, coord.coordinate, pos.coordinate)
+        body, relations = without_pair(body, relations, pos, coord)
     return body, relations
-
-
-def _mentioned(relation: Relation) -> list[object]:
-    return [getattr(relation, field.name) for field in dataclasses.fields(relation)]
-
-
-def _renamed(relation: Relation, old: IndexVar, new: IndexVar) -> Relation:
-    changed: dict[str, Any] = {
-        field.name: new
-        for field in dataclasses.fields(relation)
-        if getattr(relation, field.name) == old
-    }
-    return dataclasses.replace(relation, **changed)
-
-
-def _with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
-    return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
 
 
 def _over_positions(body: Body, graph: Relations, above: tuple[IndexVar, ...]) -> Body:

@@ -4,12 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from sgap_jax.compiler.notation.cin import Assignment, Body, Forall, Intrinsic, SuchThat, Where
+from sgap_jax.compiler.notation.cin import (
+    Assignment,
+    Body,
+    Coord,
+    Forall,
+    Intrinsic,
+    Pos,
+    Relation,
+    SuchThat,
+    Where,
+)
 from sgap_jax.compiler.notation.expr import Access, Assign, Factor, IndexVar, Term, written
 from sgap_jax.compiler.notation.spaces import in_order
 from sgap_jax.formats.levels import Format
 from sgap_jax.schedules.schedule import ScheduleError
+
+
+def mentioned(relation: Relation) -> list[object]:
+    return [getattr(relation, field.name) for field in dataclasses.fields(relation)]
+
+
+def with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
+    return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
+
+
+def without_pair(
+    body: Body, relations: tuple[Relation, ...], pos: Pos, coord: Coord
+) -> tuple[Body, tuple[Relation, ...]]:
+    """Without pos(j, p, A) and the coord(p, c) that cancels it: what was over c is over j."""
+
+    def renamed(relation: Relation) -> Relation:
+        made: dict[str, Any] = {
+            field.name: pos.coordinate
+            for field in dataclasses.fields(relation)
+            if getattr(relation, field.name) == coord.coordinate
+        }
+        return dataclasses.replace(relation, **made)
+
+    left = tuple(renamed(relation) for relation in relations if relation not in (coord, pos))
+    return with_variable(body, coord.coordinate, pos.coordinate), left
+
+
+def without_pairs(statement: SuchThat) -> SuchThat:
+    """Without each `pos` that a `coord` cancels, if nothing else derives from the positions."""
+    body, relations = statement.body, statement.relations
+    for coord in [x for x in relations if isinstance(x, Coord)]:
+        over = [x for x in relations if x != coord and coord.position in mentioned(x)]
+        if len(over) == 1 and isinstance(over[0], Pos):
+            body, relations = without_pair(body, relations, over[0], coord)
+    return SuchThat(body, relations)
 
 
 def initial(expression: Assign) -> SuchThat:

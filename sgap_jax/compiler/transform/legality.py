@@ -10,7 +10,15 @@ from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.cin import Forall, SuchThat, parents
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.notation.nest import find, intrinsics, level_indices, loops, paths, perfect
+from sgap_jax.compiler.notation.nest import (
+    find,
+    intrinsics,
+    level_indices,
+    loops,
+    paths,
+    perfect,
+    without_pairs,
+)
 from sgap_jax.compiler.notation.provenance import Provenance, block_sides, segment_loops
 from sgap_jax.compiler.notation.spaces import part_of, space_of, stored_indices
 from sgap_jax.compiler.transform.collectives import check_segments
@@ -55,6 +63,7 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
     tile, one after the other."""
     if not expression.merges:
         return
+    statement = without_pairs(statement)
     stored, tiles = stored_indices(expression), list[IndexVar]()
     for relation in statement.relations:
         if isinstance(relation, cin.Pos):
