@@ -61,7 +61,7 @@ class NeighborSampler:
 
     Raises:
       TypeError: graph is not a SparseArray, or fanouts not a sequence. ValueError: graph is traced
-        or not square; fanouts or num_seeds are not positive.
+        or not square; num_seeds is not positive, or a fanout neither that nor -1.
 
     Source: Hamilton et al., NeurIPS 2017, algorithm 2.
     """
@@ -106,8 +106,8 @@ class NeighborSampler:
         count = found.shape[0]
         if count > self.num_seeds:
             raise ValueError(f"{what}: seeds: expected at most {self.num_seeds}, got {count}")
-        self._local[found] = np.arange(count, dtype=np.int32)
         try:
+            self._local[found] = np.arange(count, dtype=np.int32)
             if not np.array_equal(self._local[found], np.arange(count)):
                 raise ValueError(f"{what}: seeds: expected each node once")
             # Places of nodes: the seeds' from 0 on, those that hop h adds from capacities[h] on.

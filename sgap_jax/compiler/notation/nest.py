@@ -24,17 +24,20 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 def mentioned(relation: Relation) -> list[object]:
+    """The variables of a relation, with its other fields."""
     return [getattr(relation, field.name) for field in dataclasses.fields(relation)]
 
 
 def with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
+    """The loop of `old` as one of `new`; what it computes keeps its indices."""
     return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
 
 
 def without_pair(
     body: Body, relations: tuple[Relation, ...], pos: Pos, coord: Coord
 ) -> tuple[Body, tuple[Relation, ...]]:
-    """Without pos(j, p, A) and the coord(p, c) that cancels it: what was over c is over j."""
+    """A statement's loops and relations without pos(j, p, A) and coord(p, c), which undoes it:
+    loops over c, and relations that tile c, are of j."""
 
     def renamed(relation: Relation) -> Relation:
         made: dict[str, Any] = {
@@ -49,7 +52,8 @@ def without_pair(
 
 
 def without_pairs(statement: SuchThat) -> SuchThat:
-    """Without each `pos` that a `coord` cancels, if nothing else derives from the positions."""
+    """The statement without pairs of pos(j, p, A) and coord(p, c). A pair stays where another
+    relation tiles the positions p."""
     body, relations = statement.body, statement.relations
     for coord in [x for x in relations if isinstance(x, Coord)]:
         over = [x for x in relations if x != coord and coord.position in mentioned(x)]
