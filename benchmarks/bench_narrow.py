@@ -1,7 +1,8 @@
 """Products with few columns: python -m benchmarks.bench_narrow [--kind ...] [--problems NAME ...]
 
 A B and A^T B with 1, 4 and 8 columns and, in float64, with one, beside SciPy, torch and MKL's
-inspector on the same arrays of A; 100 products one after another, x <- A x / |A x|, in one
+inspector on the same arrays of A; A^T B where everybody has made A^T in CSR beforehand (`converted`),
+as MKL's inspector does for `transposed` too; 100 products one after another, x <- A x / |A x|, in one
 `jit` beside loops of SciPy and torch; and 20 steps of LOBPCG for the four greatest eigenvalues in
 float64, beside SciPy's. Neither has converged by then everywhere: both are within 1% of `eigsh`. A
 row has our time and, of each peer, its time over ours.
@@ -30,8 +31,11 @@ STEPS = 100
 EIGENVALUES, EIGENVALUE_STEPS = 4, 20
 
 
-def products(A, n: int, transpose: bool):
-    """(name -> plan of a call) of A B or A^T B, ours first."""
+def products(A, n: int, transpose: bool, converted: bool = False):
+    """(name -> plan of a call) of A B or A^T B, ours first; of A^T B with A^T in CSR."""
+    own = SparseArray.from_scipy(A)
+    if converted:
+        A, own, transpose = A.T.tocsr(), own.T.tocsr(), False
     rows = A.shape[0] if transpose else A.shape[1]
     B = common.aligned((rows, n), A.data.dtype)
     B[:] = np.random.default_rng(2).standard_normal((rows, n))
@@ -44,7 +48,7 @@ def products(A, n: int, transpose: bool):
     product = jax.jit(lambda A, B: spmm(A, B, transpose=transpose))
     left, x = A.T if transpose else A, peers.vector_if_one(B)
     return {
-        "ours": lambda: common.ready(product, SparseArray.from_scipy(A), jnp.asarray(B)),
+        "ours": lambda: common.ready(product, own, jnp.asarray(B)),
         "scipy": lambda: lambda: left @ x,
         "torch_csr": with_torch,
         "mkl_inspector": lambda: peers.with_mkl_inspector(A, B, transpose=transpose),
@@ -111,8 +115,10 @@ def eigenvalues(A):
 KINDS = {  # kind -> (dtype of A, columns, plans)
     "product": (None, (1, 4, 8), lambda A, n: products(A, n, False)),
     "transposed": (None, (1, 4, 8), lambda A, n: products(A, n, True)),
+    "converted": (None, (1, 4, 8), lambda A, n: products(A, n, True, converted=True)),
     "float64": (wide, (1,), lambda A, n: products(A, n, False)),
     "float64_transposed": (wide, (1,), lambda A, n: products(A, n, True)),
+    "float64_converted": (wide, (1,), lambda A, n: products(A, n, True, converted=True)),
     "loop": (None, (1,), lambda A, _: loops(A)),
     "lobpcg": (symmetric, (EIGENVALUES,), lambda A, _: eigenvalues(A)),
 }

@@ -365,11 +365,10 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
 #if defined(SGAP_KEY_SORT)
     if constexpr (std::is_same_v<T, float>) {
       SortedRows sorted(args, task);
-      // Where vectors have 8 lanes, rows of a shape that was noted are not sorted.
-      constexpr bool kShapes = SGAP_KEY_SORT == 8;
-      const auto shaped = [&](int64_t row) { return kShapes && product.MayRepeat(row); };
+      // Rows of a shape that was noted are not sorted.
+      const auto shaped = [&](int64_t row) { return product.MayRepeat(row); };
       for (int64_t row = args.task_rows[task]; row < end;) {
-        if (kShapes && args.sums == RowSums::kAny) {
+        if (args.sums == RowSums::kAny) {
           if (const int64_t found = product.RepeatsEight(row, end, out)) {
             row += found;
             continue;
@@ -378,9 +377,9 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
         const int32_t* before = out.indices;
         if (args.sums != RowSums::kAny || !sorted.Takes(row)) {
           product.Run(row, out);
-        } else if (!kShapes || !product.Repeats(row, out)) {
+        } else if (!product.Repeats(row, out)) {
           row = sorted.Run(row, end, out, shaped);
-          if (kShapes) product.Note(row - 1, args.counts[row - 1], out);
+          product.Note(row - 1, args.counts[row - 1], out);
           continue;
         }
         args.counts[row++] = int32_t(out.indices - before);
