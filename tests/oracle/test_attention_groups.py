@@ -55,7 +55,7 @@ def both_ways(structure, length, given, bias, terms, rows, dtype, isa, chunk, fo
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(
     ("length", "rows", "width", "value_width"),
-    [(16, 70, 16, 48), (40, 100, 80, 16), (64, 130, 64, 64), (100, 190, 208, 32)],
+    [(16, 70, 16, 48), (56, 100, 80, 48), (64, 130, 64, 64), (100, 190, 208, 80)],
 )
 def test_as_row_by_row(length, rows, width, value_width, dtype, isa):
     rng = np.random.default_rng(length)
