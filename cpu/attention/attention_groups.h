@@ -1,7 +1,8 @@
-// Attention of many rows of a block row where vectors have 32 bytes and there are 16 of them. Rows
-// are taken in groups of as many as a vector has lanes, and the products take three groups or
-// vectors of features, and four keys or rows, at once: 12 sums in registers, so that what is loaded
-// serves three or four multiply-adds. Scores of a group lie as AttentionTile has them.
+// Attention of many rows of a block row, where vectors have 32 or 64 bytes. Rows are taken in
+// groups of as many as a vector has lanes, and the products take three groups or vectors of
+// features (four where there are 32 registers), and four keys or rows, at once: 12 or 16 sums in
+// registers, so that what is loaded serves three or four multiply-adds. Scores of a group lie as
+// AttentionTile has them.
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
@@ -13,7 +14,7 @@ struct RowGroups {
   static constexpr int kRows = kLanes<Acc>;  // of a group
   static constexpr int kMost = kMostGroupedRows / kRows;
   static constexpr int kMostKeys = 64;  // of a block: its scores and values stay in the cache
-  static constexpr int kTogether = 4, kColumns = 3;
+  static constexpr int kTogether = 4, kColumns = kVectorBytes == 64 ? 4 : 3;
   static constexpr int kAhead = 8;  // how many keys ahead of its loads a product prefetches
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
@@ -60,7 +61,10 @@ struct RowGroups {
     ForTiles(int(depth / kRows), [&](auto columns, int first) {
       constexpr int kWide = decltype(columns)::value * kRows;
       for (int j = 0; j < count; ++j) {
+        const int ahead = j + kAhead < count ? j + kAhead : j;
         for (int c = 0; c < kWide; c += kRows) {
+          Prefetch(values[ahead] + first * kRows + c);
+          Prefetch(panel + ahead * kWide + c);  // stores wait for a line after another
           const V x = Load<Acc, kRows>(values[j] + first * kRows + c);
           Store<Acc, kRows>(panel + j * kWide + c, x);
         }
@@ -96,13 +100,19 @@ struct RowGroups {
  private:
   static V Everywhere(Acc x) { return Kept(x - V{}); }
 
-  // Calls body(how many as a constant, the first) for all of `count`: in threes, and the last ones
-  // in twos rather than alone.
+  // Calls body(how many as a constant, the first) for all of `count`: kColumns at a time, and the
+  // last ones in twos and threes rather than alone.
   template <typename Body>
   static void ForTiles(int count, Body&& body) {
-    static_assert(kColumns == 3);
+    static_assert(kColumns == 3 || kColumns == 4);
     int i = 0;
-    for (; count - i == 3 || count - i > 4; i += 3) body(std::integral_constant<int, 3>(), i);
+    for (; count - i == kColumns || count - i > kColumns + 1; i += kColumns) {
+      body(std::integral_constant<int, kColumns>(), i);
+    }
+    if (count - i == 3 || count - i == 5) {
+      body(std::integral_constant<int, 3>(), i);
+      i += 3;
+    }
     for (; count - i >= 2; i += 2) body(std::integral_constant<int, 2>(), i);
     if (i < count) body(std::integral_constant<int, 1>(), i);
   }

@@ -9,9 +9,11 @@ namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
 
-// Whether long vectors are taken in groups of rows (attention_groups.h), and the most rows of a
-// pass then. With more registers than the 16 of these processors one group fills them.
-constexpr bool kGroupsRows = kVectorBytes == 32;
+// Whether long vectors are taken in groups of rows (attention_groups.h), and the fewest and the
+// most rows of a pass then: 16 rows fill 32 registers without groups.
+constexpr bool kGroupsRows = kVectorBytes >= 32;
+template <typename Acc>
+constexpr int kFewestGroupedRows = kVectorBytes == 64 ? 32 : 2 * kLanes<Acc>;
 constexpr int kMostGroupedRows = 64;
 template <typename Acc>
 constexpr int kMostPassRows = kGroupsRows ? kMostGroupedRows : kLanes<Acc>;
@@ -180,12 +182,13 @@ void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t 
     }
     int rows = 1;
     while (rows < kMost && rows < left && 2 * rows * padded <= kMostRowNumbers) rows *= 2;
-    taken = grouped > kMost ? grouped : left < rows ? left : rows;
+    const bool groups = grouped >= kFewestGroupedRows<Acc>;
+    taken = groups ? grouped : left < rows ? left : rows;
     int64_t height = args.rows - row;
     height = height < 0 ? 0 : height < taken ? height : taken;
     const AttentionRows at{batch, head, row, height, lane, taken};
     if constexpr (kGroupsRows) {
-      if (grouped > kMost) {
+      if (groups) {
         body(int(grouped), at);
         continue;
       }

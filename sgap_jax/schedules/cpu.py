@@ -265,7 +265,8 @@ _INTEL_USES = 32  # of each head's keys, on Intel
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
-_GROUPED = 32  # bytes of the vectors with which long column vectors are taken in groups of rows
+# Rows of the column vectors of which a block row is a task, for registers of so many bytes.
+_LONG_VECTORS = {32: 2, 64: 32}
 _WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
@@ -328,9 +329,9 @@ def attention_plan(
     rows of a task meet them in pieces that fill half of it; in the forward pass over copies with
     vectors of 32 bytes in pieces of twice its size: a Zen 3's third-level cache keeps up.
 
-    Where vectors have 32 bytes, a kernel takes up to 64 rows of a column vector against a block of
-    keys at once. A block row is a task then, if there are enough of them: pieces of block rows
-    would each leave all its rows in memory.
+    Where vectors have 32 bytes, or 64 bytes and columns 32 rows, a kernel takes up to 64 rows of a
+    column vector against a block of keys at once. A block row is a task then, if there are enough
+    of them: pieces of block rows would each leave all its rows in memory.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
@@ -347,15 +348,15 @@ def attention_plan(
     apart = [math.gcd(key_heads * width * wide, _PAGE) for width in widths]
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
     machine = this_machine()
-    grouped = machine.vector_bytes == _GROUPED
-    packed = max(apart) * (2 if grouped else 1) >= _PAGE and uses >= _COPIED_USES
+    narrow = machine.vector_bytes == 32
+    packed = max(apart) * (2 if narrow else 1) >= _PAGE and uses >= _COPIED_USES
     backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
     if machine.intel and key_heads > 1:
         large = uses >= _INTEL_USES and keys * sum(widths) * wide > 4 * machine.l1_bytes
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
     plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
-    if length > 1 and not problem.symbolic and grouped:
+    if length >= _LONG_VECTORS.get(machine.vector_bytes, math.inf) and not problem.symbolic:
         blocks = -(-rows // length)
         if blocks * problem.batch >= _WHOLE_ROWS:
             plan = dataclasses.replace(plan, nonzeros=problem.nnz // blocks)
@@ -370,7 +371,7 @@ def attention_plan(
         return max(min(found if found > 2 else 1, most), 1)
 
     half = machine.l2_bytes // 2
-    key_pieces = in_cache(4 * half if grouped and packed else half)
+    key_pieces = in_cache(4 * half if narrow and packed else half)
     plan = dataclasses.replace(plan, pieces=max(pieces, min(in_cache(half), rows, keys)))
     if key_pieces == 1:
         return plan

@@ -175,7 +175,9 @@ def test_block_rows_are_whole_where_rows_are_taken_in_groups():
             more = dict(rows=4096, keys=4096, nnz=1024 * 4096, format=format)
             return plan(heads, heads, 1, 1, **more).nonzeros
 
-    assert nonzeros(64, 8, 32) == 1024 * 64
-    assert nonzeros(64, 8, 64) == 1  # other kernels
-    assert nonzeros(1024, 4, 32) == 1  # too few block rows to leave them whole
-    assert nonzeros(1024, 8, 32) == 1024 * 1024
+    for vector_bytes in (32, 64):
+        assert nonzeros(64, 8, vector_bytes) == 1024 * 64
+        assert nonzeros(1024, 4, vector_bytes) == 1  # too few block rows to leave them whole
+        assert nonzeros(1024, 8, vector_bytes) == 1024 * 1024
+    assert nonzeros(32, 8, 64) == 1024 * 32
+    assert nonzeros(16, 8, 64) == nonzeros(64, 8, 16) == 1  # other kernels
