@@ -199,6 +199,9 @@ def test_batches_of_one_capacity_compile_once():
         for y in found:
             assert not y[len(own) :].any()
         batch.graph.checked()
+        positions = np.asarray(batch.positions)[: int(batch.graph.row_offsets[-1])]
+        values = np.concatenate([A.values for A in own])[positions]  # as vectors of edges
+        np.testing.assert_array_equal(values, batch.graph.values[: len(values)])
     assert len(traced) == 1
     exact = graphs.batch([random_graph(3), random_graph(4)])
     assert exact.graph.shape == (7, 7) and exact.membership.shape == (2, 7)
