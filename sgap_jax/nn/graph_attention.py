@@ -186,8 +186,8 @@ def graph_attention(
     feature_dropout: Callable[[jax.Array], jax.Array],
     schedule: Schedule | str | None,
 ) -> jax.Array:
-    """The layer; `params` are kernel, to_kernel, to_attention, from_attention, bias, edge_kernel and
-    edge_attention, or None."""
+    """The layer; `params` are kernel, to_kernel, to_attention, from_attention, bias, edge_kernel
+    and edge_attention, or None."""
     op = "GraphAttention"
     kernel, to_kernel = params[:2]
     receiving = kernel if to_kernel is None else to_kernel
