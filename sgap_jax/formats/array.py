@@ -34,6 +34,8 @@ from sgap_jax.formats.stored import (
     CheckedLevel,
     CheckedTranspose,
     PreparedTranspose,
+    ValidLevel,
+    ValidTranspose,
 )
 
 Dtype = DTypeLike | None
@@ -531,7 +533,7 @@ def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:
 
 
 # Exported programs contain these names: do not change them.
-for _tuple in (CheckedIndices, CheckedLevel, CheckedTranspose):
+for _tuple in (CheckedIndices, CheckedLevel, CheckedTranspose, ValidLevel, ValidTranspose):
     jax.export.register_namedtuple_serialization(
         _tuple, serialized_name=f"sgap_jax.{_tuple.__name__}"
     )

@@ -72,7 +72,9 @@ def _in_range(A: Array, traced: bool) -> Array:
             used = int(offsets[-1])
             checks.check_range(np.asarray(indices)[:used], sizes[1], "indices", what)
     transposed = structure.transpose_structure(offsets, indices, sizes[1])
-    fields = structure.as_fields(((), (offsets, indices)), transposed, checked=False)
+    # Of traced arrays the transpose may be spared: `MadeTranspose`.
+    levels = ((), (offsets, indices))
+    fields = structure.as_fields(levels, transposed, checked=False, valid=not traced)
     return replace(A, values=values, **fields)
 
 

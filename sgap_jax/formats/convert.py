@@ -74,7 +74,7 @@ def compressed(A: StoredArray) -> tuple[Any, Any]:
     made well-formed (see structure.py) if they are unchecked."""
     if A.format.levels[:2] == CSR.levels:
         offsets, inner = A.index_arrays[1]
-        if A.is_checked:
+        if A._every_entry_counts:
             return offsets, inner
         return structure.well_formed(offsets, inner, A.shape[A.format.modes[1]])
     assert A.is_checked  # callers pass an unchecked COO or CSF through _in_order first
@@ -83,6 +83,11 @@ def compressed(A: StoredArray) -> tuple[Any, Any]:
     (bounds, outer), (inner,) = A.index_arrays
     size = A.shape[A.format.modes[0]]
     return structure.offsets_of_indices(outer, size, bounds[1]), inner
+
+
+def _other_orientation(A: StoredArray) -> tuple[Any, Any, Any]:
+    """The arrays `transposed` of a matrix of entries, which the bare constructor takes as None."""
+    return structure.transpose_structure(*compressed(A), A.shape[A.format.modes[1]])
 
 
 def _in_order(A: Array) -> Array:
@@ -279,11 +284,11 @@ def scattered(values: Any, where: tuple[jax.Array, ...], shape: tuple[int, ...])
 def row_lengths(A: StoredArray) -> jax.Array:
     require_matrix(A, "row_lengths")
     require_unbatched(A, "SparseArray.row_lengths: A")
-    if not A.is_checked and A.format == CSR:  # sums over entries in order, for no scatter
+    if not A._every_entry_counts and A.format == CSR:  # sums over entries in order, for no scatter
         offsets, columns = structure.well_formed(*compressed(A), A.shape[1])
         before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(columns >= 0, dtype=jnp.int32))
         return jnp.diff(before[offsets])
-    if not A.is_checked:
+    if not A._every_entry_counts:
         rows, columns = coordinates(A)
         stored = ((rows < A.shape[0]) & (columns < A.shape[1])).astype(jnp.int32)
         return jnp.zeros(A.shape[0], jnp.int32).at[rows].add(stored, mode="drop")
@@ -291,8 +296,8 @@ def row_lengths(A: StoredArray) -> jax.Array:
         A = vectors.expand(A)
     if A.format.modes[0] == 0:
         return jnp.diff(compressed(A)[0])
-    assert A.transposed is not None
-    return jnp.diff(A.transposed[0])
+    transposed = A.transposed or _other_orientation(A)
+    return jnp.diff(transposed[0])
 
 
 def asformat(A: Array, format: Format | str, max_fill_in: Any = None) -> Array:
@@ -341,9 +346,9 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
         A = _in_order(A)
         if A.format == format:
             return A
-    (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
-    assert transposed is not None
-    if not A.is_checked:
+    (offsets, indices), values = compressed(A), A.values
+    transposed = A.transposed or _other_orientation(A)
+    if not A._every_entry_counts:
         outer = A.shape[A.format.modes[0]]
         transposed = structure.well_formed_transpose(transposed, outer)
     if format.modes != A.format.modes:
@@ -354,7 +359,8 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
     index_arrays: tuple[Any, ...] = ((), (offsets, indices))
     if format.is_coordinate:
         index_arrays = (_outer_coordinates(offsets, A.nnz), (indices,))
-    fields = structure.as_fields(index_arrays, transposed, checked=A.is_checked)
+    valid = A._every_entry_counts and not format.is_coordinate
+    fields = structure.as_fields(index_arrays, transposed, checked=A.is_checked, valid=valid)
     return replace(A, values=values, **fields, format=format)
 
 

@@ -293,7 +293,8 @@ class Operators(StoredArray):
 
     def rows(self, index: Any, *, nse: int | None = None) -> Self:
         """The rows of a matrix at a slice or an index array [k], in a capacity: so that batches of
-        as many rows share one compiled program, `step(X.rows(slice(i, i + 32)))`.
+        as many rows share one compiled program, `step(X.rows(slice(i, i + 32)))`. `X[i:i + 32]` is
+        SciPy's slice: its `nnz` differs from batch to batch, and a jitted step compiles for each.
 
         The result has shape [k, columns], in CSR, or in COO where A is. Negative indices count from
         the end; repeated ones repeat rows. The index array may be traced: an index out of range is

@@ -45,6 +45,22 @@ class CheckedTranspose(NamedTuple):
     permutation: Any
 
 
+class ValidLevel(NamedTuple):
+    """The offsets and indices of a level of which all entries are in range, but in any order and
+    repeated: of graphs that keep repeated edges."""
+
+    offsets: Any
+    indices: Any
+
+
+class ValidTranspose(NamedTuple):
+    """The index arrays of the transpose of such a structure."""
+
+    offsets: Any
+    indices: Any
+    permutation: Any
+
+
 # Which work list: by the stored orientation (0) or the other one (1), of how many rows an element
 # is, and the sizes rows, capacity, chunk and least (or 0) of sgap_jax/launch/row_pieces.py.
 ListKey = tuple[int, int, int, int, int, int]
@@ -168,6 +184,13 @@ class StoredArray:
         levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in self.index_arrays if x)
         other = self.__dict__["transposed"]
         return levels and isinstance(other, _CHECKED_TRANSPOSES)
+
+    @property
+    def _every_entry_counts(self) -> bool:
+        """Whether all entries but the padding are known to take part (static), though they may
+        repeat: what reads entries one by one need not look for those that do not."""
+        levels = all(isinstance(x, ValidLevel) for x in self.index_arrays if x)
+        return self.is_checked or (levels and isinstance(self._made_transpose, ValidTranspose))
 
     @property
     def _made_transpose(self) -> tuple[Any, Any, Any] | None:

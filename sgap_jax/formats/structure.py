@@ -5,8 +5,10 @@ from there on are padding: no function here lets one of them reach a result.
 
 Index arrays that were checked are held in the tuples `CheckedLevel`, `CheckedIndices` and
 `CheckedTranspose`. So whether they were checked is part of the pytree's structure: jit, vmap and
-scan preserve it, and new arrays in plain tuples count as unchecked. An unchecked structure with
-offsets o has a meaning for any contents of its arrays:
+scan preserve it, and new arrays in plain tuples count as unchecked. Arrays in
+`ValidLevel` and `ValidTranspose` are known to be in range, but may repeat: they count as unchecked,
+but nothing in them is left out. An unchecked structure with offsets o has a meaning for any
+contents of its arrays:
 
     offsets    o'[i] = max over l <= i of min(max(o[l], 0), nnz): segment i is o'[i] .. o'[i+1] - 1
     entry p    takes no part in any operation if its index is not in 0 .. size - 1
@@ -30,16 +32,24 @@ from sgap_jax.formats.stored import (
     CheckedLevel,
     CheckedTranspose,
     MadeTranspose,
+    ValidLevel,
+    ValidTranspose,
 )
 
 _LEVELS = {1: CheckedIndices, 2: CheckedLevel}
 
 
-def as_fields(index_arrays: Any, transposed: Any, *, checked: bool) -> dict[str, Any]:
-    """The two fields of a SparseArray, marked as checked or not."""
+def as_fields(
+    index_arrays: Any, transposed: Any, *, checked: bool, valid: bool = False
+) -> dict[str, Any]:
+    """The two fields of a SparseArray, marked as checked, or in CSR, CSC, vectors or blocks as
+    valid, or not at all."""
     if checked:
         index_arrays = tuple(_LEVELS[len(x)](*x) if x else () for x in index_arrays)
         transposed = None if transposed is None else CheckedTranspose(*transposed)
+    elif valid:
+        index_arrays = tuple(ValidLevel(*x) if x else () for x in index_arrays)
+        transposed = ValidTranspose(*transposed)
     return {"index_arrays": index_arrays, "transposed": transposed}
 
 

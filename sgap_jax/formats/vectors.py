@@ -108,7 +108,7 @@ def _widths(offsets: Any) -> Any:
 def well_formed(A: Array) -> Array:
     """A, in a format of vectors or blocks, with valid index arrays: unchanged if they were checked,
     else as formats/structure.py defines."""
-    if A.is_checked:
+    if A._every_entry_counts:
         return A
     outer, inner = grid(A.shape, A.format)
     transposed = A.transposed
@@ -117,6 +117,16 @@ def well_formed(A: Array) -> Array:
     offsets, indices = A.index_arrays[1]
     levels = ((), structure.well_formed(offsets, indices, inner))
     return replace(A, index_arrays=levels, transposed=transposed)
+
+
+def with_transpose(A: Array) -> Array:
+    """A, a matrix in CSR, CSC, vectors or blocks, with the index arrays of its transpose, which the
+    bare constructor takes as None."""
+    if A.transposed is not None:
+        return A
+    offsets, indices = A.index_arrays[1]
+    arrays = structure.transpose_structure(offsets, indices, grid(A.shape, A.format)[1])
+    return replace(A, **structure.as_fields(A.index_arrays, arrays, checked=A.is_checked))
 
 
 def split_blocks(A: Array) -> Array:
@@ -146,7 +156,7 @@ def join_blocks(A: StoredArray, values: Any) -> Any:
 def _split(A: Array) -> tuple[Array, Any]:
     """(`split_blocks(A)`, to): vector j of block p, number q = p c + j, is vector to[q] of the
     result. None: the order is unchanged."""
-    A = structure.unfolded_structure(well_formed(A))
+    A = structure.unfolded_structure(well_formed(with_transpose(A)))
     assert A.transposed is not None
     (offsets, indices), (column_offsets, rows, permutation) = A.index_arrays[1], A.transposed
     (height, width), inner = tile(A.format), A.shape[A.format.modes[1]]
@@ -247,7 +257,7 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 def expand(A: Array) -> Array:
     """Converts CVS(V) and BCSR(r, c) to CSR (their transposes to CSC): every value inside the
     matrix becomes an entry, zeros included."""
-    A = structure.unfolded_structure(well_formed(split_blocks(A)))
+    A = structure.unfolded_structure(well_formed(with_transpose(split_blocks(A))))
     offsets, indices = A.index_arrays[1]
     length = A.format.vector_length
     assert length is not None

@@ -12,12 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.graphs.edges import check_capacity, of_capacity, rows_on_host
+from sgap_jax.graphs.edges import check_capacity, of_capacity, padded, rows_on_host
 from sgap_jax.primitives.gspmm import Reduction, gspmm
 from sgap_jax.primitives.spmm import spmm
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("graph", "membership"), meta_fields=())
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("graph", "membership", "positions"),
+    meta_fields=(),
+)
 @dataclass(frozen=True)
 class GraphBatch:
     """Graphs side by side, made by `batch`; a pytree, whose type depends on the capacities alone.
@@ -26,10 +30,13 @@ class GraphBatch:
       graph: SparseArray [nodes, nodes], block-diagonal. Layers take it as any graph. Nodes past
         those of the last graph are padding and have no edges.
       membership: SparseArray [graphs, nodes] with a one where a node belongs to a graph.
+      positions: [nse] int32, of each entry its position in the values of all graphs, one after the
+        other: `E[positions]` are the vectors of its edges. 0 in the padding.
     """
 
     graph: SparseArray
     membership: SparseArray
+    positions: jax.Array
 
     def readout(self, X: Any, reduce: Reduction = "sum") -> jax.Array:
         """Reduces the features X [nodes, d] of each graph's nodes: [graphs, d]. `reduce` is "sum",
@@ -66,7 +73,9 @@ def batch(
 
     Returns:
       A GraphBatch. Features of the nodes, one array for each graph, go with it as
-      `pad_rows(features, num_nodes)`, those of the edges as `pad_rows(features, nse)`.
+      `pad_rows(features, num_nodes)`, those of the edges, in the order of each graph's values, as
+      `np.concatenate(features)[positions]`: as `pad_rows(features, nse)` where all graphs are in
+      CSR, which the batch is.
 
     Raises:
       TypeError: not SparseArrays. ValueError: a graph is traced or not square; there is not enough
@@ -74,7 +83,7 @@ def batch(
     """
     what = "batch"
     offsets, columns, values, firsts = [np.zeros(1, np.int32)], [], [], [0]
-    entries, once = 0, True
+    positions, entries, before, once = [np.zeros(0, np.int32)], 0, 0, True
     for graph in graphs:
         own_offsets, own_columns, order = rows_on_host(graph, what)
         n = graph.shape[0]
@@ -83,8 +92,9 @@ def batch(
         offsets.append(own_offsets[1:] + entries)
         columns.append(own_columns + firsts[-1])
         values.append(np.asarray(graph.values)[order])
+        positions.append(order + before)
         firsts.append(firsts[-1] + n)
-        entries += own_columns.shape[0]
+        entries, before = entries + own_columns.shape[0], before + graph.nnz
         once &= graph.is_checked
     nodes = check_capacity(num_nodes, firsts[-1], "num_nodes", what)
     room = check_capacity(nse, entries, "nse", what)
@@ -99,6 +109,7 @@ def batch(
     return GraphBatch(
         graph=of_capacity(joined, rows, all_columns, (nodes, nodes), room, checked=once),
         membership=of_capacity(ones, of_graphs, members, (count, nodes), nodes),
+        positions=jnp.asarray(padded(np.concatenate(positions).astype(np.int32), room)),
     )
 
 

@@ -143,7 +143,7 @@ def from_pairs(
     transposed = construct.transpose_structure(offsets, levels[1], shape[1])
     # Of a checked structure other operations take for granted that no entry repeats.
     once = duplicates != "keep" or bool(first.all())
-    fields = structure.as_fields(((), (offsets, levels[1])), transposed, checked=once)
+    fields = structure.as_fields(((), (offsets, levels[1])), transposed, checked=once, valid=True)
     statistics = row_statistics.of_pattern(offsets, transposed[0])
     with structure.concrete():  # the structure is concrete under jit too
         fields = structure.placed(fields) | {"statistics": statistics}
@@ -196,7 +196,8 @@ def of_capacity(
         arrays = values, np.array(offsets), columns, *transposed
         arrays = jax.device_put(arrays)  # what is padded is not copied
         values, offsets, columns, *transposed = structure.placed(arrays)
-    fields = structure.as_fields(((), (offsets, columns)), tuple(transposed), checked=checked)
+    levels = ((), (offsets, columns))
+    fields = structure.as_fields(levels, tuple(transposed), checked=checked, valid=True)
     return SparseArray(
         values=values,
         **fields,

@@ -51,26 +51,37 @@ class Relations:
     ) -> dict[str, jax.Array]:
         """Y[t] = sum over the relations r that end at kind t of A_r H_r, in one product.
 
-        `messages` has for each relation H_r [sources of r, d]. Returns a dict of [nodes, d] for
-        each kind of nodes. Differentiable as `spmm`."""
+        `messages` has for each relation H_r [..., sources of r, d]; leading axes share the
+        relations, and broadcast. Returns a dict of [..., nodes, d] for each kind of nodes.
+        Differentiable as `spmm`. ValueError for messages of other relations or shapes."""
         if set(messages) != set(self.keys):
             raise ValueError(
                 f"Relations.sum: messages: expected those of {list(self.keys)}, "
                 f"got {list(messages)}"
             )
         sizes = dict(self.num_nodes)
-        for key in self.keys:
+        found = [jnp.asarray(messages[key]) for key in self.keys]
+        width = found[0].shape[-1:]
+        for key, H in zip(self.keys, found, strict=True):
             want = sizes[ends_of(key)[0]]
-            if jnp.ndim(messages[key]) != 2 or messages[key].shape[0] != want:
+            if H.ndim < 2 or H.shape[-2:] != (want, *width):
+                d = "d" if H.ndim < 2 or H.shape[-2] != want else width[0]
                 raise ValueError(
-                    f"Relations.sum: messages of {key!r}: expected shape [{want}, d], "
-                    f"got {list(jnp.shape(messages[key]))}"
+                    f"Relations.sum: messages of {key!r}: expected shape [..., {want}, {d}], "
+                    f"got {list(H.shape)}"
                 )
-        H = jnp.concatenate([jnp.asarray(messages[key]) for key in self.keys])
-        Y = spmm(self.matrix, H, schedule=schedule)
+        leading = jnp.broadcast_shapes(*(H.shape[:-2] for H in found))
+        found = [jnp.broadcast_to(H, (*leading, *H.shape[-2:])) for H in found]
+        H = jnp.concatenate(found, -2)
+        product = partial(spmm, self.matrix, schedule=schedule)
+        if leading:
+            Y = jax.vmap(product)(H.reshape(math.prod(leading), *H.shape[-2:]))
+            Y = Y.reshape(*leading, *Y.shape[1:])
+        else:
+            Y = product(H)
         ends = np.cumsum([n for _, n in self.num_nodes])[:-1]
         kinds = (kind for kind, _ in self.num_nodes)
-        return dict(zip(kinds, jnp.split(Y, ends), strict=True))
+        return dict(zip(kinds, jnp.split(Y, ends, axis=-2), strict=True))
 
 
 def ends_of(key: Any) -> tuple[str, str]:

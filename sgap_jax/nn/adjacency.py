@@ -15,7 +15,8 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag, is_traced
 from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.graphs.edges import from_pairs
-from sgap_jax.primitives._define import accumulator, check_sparse
+from sgap_jax.primitives._define import accumulator, as_numbers, check_sparse, entries_that_count
+from sgap_jax.primitives._incidence import as_given, entries_by_rows
 from sgap_jax.primitives.row_reduce import row_sum
 
 
@@ -30,41 +31,49 @@ def add_self_loops(
 def add_self_loops(
     A: SparseArray, *, remaining: bool = False, return_perm: bool = False
 ) -> SparseArray | tuple[SparseArray, Any]:
-    """A + I in CSR: every node also receives its own message. A diagonal value that is stored
-    already gets 1 added (in a bool matrix it becomes True). Edges that repeat
-    (`graphs.from_edges(..., duplicates="keep")`) do so in the result; of loops that repeat the
-    first one gets it.
+    """A + I in CSR: every node also receives its own message. Of a block [m, n] of
+    `graphs.NeighborSampler`, whose targets are the first of its sources, I has the first m rows of
+    the identity. A diagonal value that is stored already gets 1 added (in a bool matrix it becomes
+    True). Edges that repeat (`graphs.from_edges(..., duplicates="keep")`) do so in the result; of
+    loops that repeat the first one gets it.
 
     Differentiable in A's values. Works under jit too: where the structure is traced, its diagonal
-    entries cannot be counted, so the result has a capacity of A.nnz + n, with the padding last.
+    entries cannot be counted, so the result has a capacity of A.nnz + m, with the padding last: one
+    program for all samples.
 
     Args:
-      A: [n, n] of any format; values and structure may be traced.
+      A: [m, n] of any format, m <= n; values and structure may be traced.
       remaining: only nodes that store no loop get one, and stored loops stay as they are: PyG's
         `add_remaining_self_loops`.
       return_perm: also return, as int32 [nnz], the entry of A that each entry of the result is, and
         A.nnz + i for the loop that node i got: with vectors of the edges [A.nnz, d] and of the
-        loops [n, d], `jnp.concatenate([of_edges, of_loops])[perm]` are in the order of the result.
-        PyG's `fill_value="mean"` are loops of `aggregate(A, of_edges, "mean")`.
+        loops [m, d], `jnp.concatenate([of_edges, of_loops])[perm]` are in the order of the result.
+        PyG's `fill_value="mean"` are loops of `aggregate(A, of_edges, "mean")`, in a graph that
+        stores no loops (its layers take those out first).
 
     Returns:
       A SparseArray in CSR of A's dtype, or with `return_perm` (A, perm). Of padding perm is 0.
 
     Raises:
-      TypeError: A is not a SparseArray. ValueError: A is not square.
+      TypeError: A is not a SparseArray. ValueError: A has more rows than columns.
 
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
-    check_square("add_self_loops", A)
+    check_sparse("add_self_loops", "A", A)
+    if A.shape[0] > A.shape[1]:
+        raise ValueError(
+            "add_self_loops: A: expected a square graph, or a block with fewer nodes that receive "
+            f"than that send, got shape {A.shape}"
+        )
     remaining = check_flag(remaining, "remaining", "add_self_loops")
     return_perm = check_flag(return_perm, "return_perm", "add_self_loops")
-    n, positions = A.shape[0], np.arange(A.values.size, dtype=np.int32)
+    (m, n), positions = A.shape, np.arange(A.values.size, dtype=np.int32)
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         S = replace(A, values=jnp.asarray(positions).reshape(A.values.shape)).asformat(CSR)
         if not A.is_checked:  # sort by columns, then by rows: entries that take part come first
             T = S.asformat(CSC)
-            S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(n, n), format=CSC)
+            S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(m, n), format=CSC)
             S = S.asformat(CSR)
         offsets, columns, entry, loop, missing = _with_diagonal(*convert.compressed(S))
         values = jnp.zeros(columns.shape, A.dtype)
@@ -72,11 +81,11 @@ def add_self_loops(
         at, one = values.at[loop], jnp.ones((), A.dtype)
         one = missing.astype(A.dtype) if remaining else one
         values = at.max(one) if A.dtype == bool else at.add(one)
-        found = SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
+        found = SparseArray.from_arrays(values, offsets, columns, shape=(m, n))
         if not return_perm:
             return found
         perm = jnp.zeros(columns.shape, jnp.int32).at[entry].set(S.values, mode="drop")
-        new = jnp.where(missing > 0, own.size + structure.positions(n), perm[loop])
+        new = jnp.where(missing > 0, own.size + structure.positions(m), perm[loop])
         return found, perm.at[loop].set(new)
     # The values may be traced: the conversion gets their positions as values instead.
     with jax.core.eval_context():
@@ -84,14 +93,14 @@ def add_self_loops(
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
     (loops,) = np.nonzero(rows == columns)
     nodes, first = np.unique(rows[loops], return_index=True)
-    missing = np.setdiff1d(np.arange(n), nodes)
+    missing = np.setdiff1d(np.arange(m), nodes)
     values, one = own[entry], jnp.ones((), A.dtype)
     if not remaining:
         at = values.at[loops[first]]
         values = at.max(one) if A.dtype == bool else at.add(one)
     values = jnp.append(values, jnp.ones(len(missing), A.dtype))
     rows, columns = (np.append(x, missing) for x in (rows, columns))
-    found, order = from_pairs(rows, columns, values, (n, n), "keep", "add_self_loops")
+    found, order = from_pairs(rows, columns, values, (m, n), "keep", "add_self_loops")
     sources = np.append(entry, own.size + missing).astype(np.int32)
     return (found, sources[order]) if return_perm else found
 
@@ -101,17 +110,17 @@ def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any, Any]
     """(offsets, columns, entry, loop, missing): the CSR arrays with the diagonal, the new position
     of each entry (of padding: past the end), the position of each row's diagonal entry, and 1 where
     that is new."""
-    n, count = offsets.shape[0] - 1, columns.shape[0]
+    m, count = offsets.shape[0] - 1, columns.shape[0]
     place, row = structure.positions(count), structure.segment_of_entry(offsets, count)
-    stored, zeros = place < offsets[-1], jnp.zeros(n, jnp.int32)
+    stored, zeros = place < offsets[-1], jnp.zeros(m, jnp.int32)
     times = lambda seen: zeros.at[row].add((stored & seen).astype(jnp.int32))  # noqa: E731
     missing = (times(columns == row) == 0).astype(jnp.int32)
     before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(missing, dtype=jnp.int32))
     entry = place + before[row] + jnp.where(columns > row, missing[row], 0)
-    entry = jnp.where(stored, entry, count + n)
+    entry = jnp.where(stored, entry, count + m)
     loop = offsets[:-1] + before[:-1] + times(columns < row)
-    whole = jnp.zeros(count + n, jnp.int32).at[entry].set(columns, mode="drop")
-    return offsets + before, whole.at[loop].set(structure.positions(n)), entry, loop, missing
+    whole = jnp.zeros(count + m, jnp.int32).at[entry].set(columns, mode="drop")
+    return offsets + before, whole.at[loop].set(structure.positions(m)), entry, loop, missing
 
 
 def normalize_adjacency(
@@ -210,6 +219,46 @@ def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) 
         want = f"[..., {nodes}, {'features' if in_features is None else in_features}]"
         raise ValueError(f"{op}: x must have shape {want}, got {list(x.shape)}")
     return x
+
+
+def check_edges(op: str, graph: SparseArray, edges: Any, kernel: Any) -> Any:
+    """The vectors of the edges as an array [..., nnz, features], for a layer whose kernel of them
+    is [features, ...]; None where neither is given."""
+    if (edges is None) != (kernel is None):
+        raise ValueError(f"{op}: edges and edge_features: expected both or none")
+    if edges is None:
+        return None
+    if graph.format.block_shape:
+        raise NotImplementedError(
+            f"{op}: edges: vectors of edges need a graph in CSR, CSC or COO, got {graph.format}; "
+            "use graph.asformat(CSR)"
+        )
+    edges = as_numbers(op, "edges", edges)
+    wanted = graph.nnz, kernel.shape[0]
+    if edges.shape == (graph.nnz,) and wanted[1] == 1:
+        edges = edges[:, None]
+    if edges.shape[-2:] != wanted:
+        raise ValueError(
+            f"{op}: edges must have shape [..., {wanted[0]}, {wanted[1]}], got {list(edges.shape)}"
+        )
+    return edges
+
+
+def edge_features(op: str, graph: SparseArray, edges: Any) -> int:
+    """How many features the vectors of the edges have, for a layer that learns it from a call."""
+    shape = jnp.shape(edges)
+    if not shape:
+        raise ValueError(f"{op}: edges must have shape [..., {graph.nnz}, d], got a number")
+    return 1 if len(shape) == 1 else shape[-1]
+
+
+def stored_edges(graph: SparseArray, edges: jax.Array) -> jax.Array:
+    """Vectors [..., nnz, d] with zeros for the padding, since what it holds must not reach
+    gradients."""
+    S, _, order = entries_by_rows(graph)
+    stored = as_given(entries_that_count(S), order)[:, None]
+    with jax.numpy_rank_promotion("allow"):
+        return jnp.where(stored, edges, jnp.zeros((), edges.dtype))
 
 
 def stored_values(x: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,12 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_count
-from sgap_jax.nn.adjacency import stored_values, with_stored_values
+from sgap_jax.formats.checks import check_count, check_flag
+from sgap_jax.nn.adjacency import check_edges, stored_edges, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import ZEROS, with_bias
 from sgap_jax.nn.sage import ends_of, sizes_of_ends
-from sgap_jax.primitives._define import check_dense, check_schedule, entries_that_count
-from sgap_jax.primitives._incidence import as_given, entries_by_rows
+from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.primitives.spmm import spmm
@@ -52,20 +51,25 @@ class GATv2Conv(nnx.Module):
       schedule: of the operations on the graph; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
 
-    Called with (graph, x, edges=None) and the keywords deterministic and rngs: graph is a
-    SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
+    Called with (graph, x, edges=None) and the keywords deterministic, rngs and return_edges: graph
+    is a SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
     [..., n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
-    [nnz, edge_features] in the order of the graph's values. Add the nodes themselves with
+    [..., nnz, edge_features] ([nnz] for one feature) in the order of the graph's values. Add the
+    nodes themselves with
     `add_self_loops`, as the paper does; with its `return_perm=True` edges follow. The parameters
     are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
       Y [..., m, heads * out_features] or [..., m, out_features], in `dtype` or the promoted dtype
-      of x and the parameters. A node without neighbours gets the bias.
+      of x, edges and the parameters. A node without neighbours gets the bias. With
+      `return_edges=True` (Y, the vectors under the attention: LeakyReLU(...)
+      [..., nnz, heads * out_features], zero in the padding), which DGL's EGATConv hands on to the
+      next layer as the features of the edges.
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
-        given without edge_features or the other way round.
+        given without edge_features or the other way round. NotImplementedError: a graph in another
+        format.
 
     Values of the graph are ignored, so an edge with a value of 2 counts once. Edges that repeat
     count as often if `graphs.from_edges(..., duplicates="keep")` made the graph.
@@ -126,6 +130,28 @@ class GATv2Conv(nnx.Module):
         self.promote_dtype = promote_dtype
         self.schedule = check_schedule("GATv2Conv", schedule)
 
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_edges: Literal[False] = ...,
+    ) -> jax.Array: ...
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_edges: Literal[True],
+    ) -> tuple[jax.Array, jax.Array]: ...
     def __call__(
         self,
         graph: SparseArray,
@@ -134,7 +160,8 @@ class GATv2Conv(nnx.Module):
         *,
         deterministic: bool | None = None,
         rngs: Any = None,
-    ) -> jax.Array:
+        return_edges: bool = False,
+    ) -> Any:
         kernels = self.to_kernel, self.from_kernel, self.attention, self.edge_kernel, self.bias
         return gatv2_conv(
             graph,
@@ -146,6 +173,7 @@ class GATv2Conv(nnx.Module):
             negative_slope=self.negative_slope,
             dropout=lambda p: self.dropout(p, deterministic=deterministic, rngs=rngs),
             schedule=self.schedule,
+            return_edges=return_edges,
         )
 
 
@@ -160,14 +188,13 @@ def gatv2_conv(
     negative_slope: float,
     dropout: Callable[[jax.Array], jax.Array],
     schedule: Schedule | str | None,
-) -> jax.Array:
+    return_edges: bool,
+) -> Any:
     op = "GATv2Conv"
+    return_edges = check_flag(return_edges, "return_edges", op)
     sizes = [kernel.shape[0] for kernel in kernels[:2] if kernel is not None]
     source, own = ends_of(op, graph, x, (sizes[-1], sizes[0]))
-    if (edges is None) != (kernels[3] is None):
-        raise ValueError(f"{op}: edges and edge_features: expected both or none")
-    if edges is not None:
-        edges = check_dense(op, "edges", edges, (graph.nnz, kernels[3].shape[0]))
+    edges = check_edges(op, graph, edges, kernels[3])
     same = own is source
     arrays = (stored_values(source), stored_values(own), edges, *kernels)
     sent, kept, edges, to, frm, a, of_edges, bias = promote(arrays)
@@ -179,15 +206,14 @@ def gatv2_conv(
         right = with_stored_values(source, sent) @ (to if frm is None else frm)
     # Leading axes are more columns, as heads are.
     leading = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    if edges is not None:
+        of_edges = stored_edges(graph, edges) @ of_edges
+        leading = jnp.broadcast_shapes(leading, of_edges.shape[:-2])
     batch = math.prod(leading)
     left, right = (_in_columns(x, leading) for x in (left, right))
     hidden = gsddmm(graph, left, right, op="add", reduce=None, schedule=schedule)
     if edges is not None:
-        # What the padding holds must not reach gradients.
-        S, _, order = entries_by_rows(graph)
-        stored = as_given(entries_that_count(S), order)[:, None]
-        of_edges = jnp.where(stored, edges, jnp.zeros((), edges.dtype)) @ of_edges
-        hidden = hidden + jnp.tile(of_edges, (1, batch))
+        hidden = hidden + _in_columns(of_edges, leading)
     hidden = jax.nn.leaky_relu(hidden, negative_slope).reshape(graph.nnz, batch, heads, size)
     logits = jnp.einsum("ebhf,hf->ebh", hidden, a).reshape(graph.nnz, batch * heads)
     p = dropout(sparse_softmax(graph, values=logits, schedule=schedule))
@@ -195,7 +221,11 @@ def gatv2_conv(
     of_heads = jnp.moveaxis(right.reshape(graph.shape[1], batch * heads, size), 1, 0)
     y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p.T, of_heads)
     y = jnp.moveaxis(y.reshape(*leading, heads, graph.shape[0], size), -3, -2)
-    return with_bias(y.reshape(*y.shape[:-2], heads * size) if concat else y.mean(-2), bias)
+    y = with_bias(y.reshape(*y.shape[:-2], heads * size) if concat else y.mean(-2), bias)
+    if not return_edges:
+        return y
+    vectors = jnp.moveaxis(hidden.reshape(graph.nnz, batch, heads * size), 1, 0)
+    return y, vectors.reshape(*leading, graph.nnz, heads * size)
 
 
 def _in_columns(x: jax.Array, leading: tuple) -> jax.Array:

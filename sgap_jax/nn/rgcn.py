@@ -43,15 +43,16 @@ class RGCNConv(nnx.Module):
       schedule: of the product; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`).
 
-    Called with (relations, x): relations is a `graphs.Relations`, x is [n, in_features],
-    dense or a SparseArray, where all nodes are of one kind, else a dict of such arrays for the
-    kinds. The parameters are `kernel`
+    Called with (relations, x): relations is a `graphs.Relations`, x is [..., n, in_features], dense
+    or a SparseArray [n, in_features], where all nodes are of one kind, else a dict of such arrays
+    for the kinds; leading axes share the relations, and broadcast. The parameters are `kernel`
     (W [relations, in, out], or V), `coefficients` (c), `root` (R) and `bias`. Of in_features by
     kind `kernel` and `root` are dicts: for each kind the W_r, or V, of the relations that lead from
     it, and its R.
 
     Returns:
-      Y like x, with out_features columns, in `dtype` or the promoted dtype of x and the parameters.
+      Y like x, with out_features columns and the leading axes of all kinds, in `dtype` or the
+      promoted dtype of x and the parameters.
 
     Raises:
       TypeError: relations are not Relations. ValueError: they are not num_relations, x does not
@@ -171,10 +172,11 @@ def stacked(init: Initializer) -> Initializer:
 
 
 def _features(name: str, x: Any, shape: tuple[int, int]) -> Any:
-    if not isinstance(x, SparseArray):
-        return check_dense("RGCNConv", name, x, shape)
-    if x.shape != shape:
-        raise ValueError(f"RGCNConv: {name} must have shape {list(shape)}, got {list(x.shape)}")
+    sparse = isinstance(x, SparseArray)
+    x = x if sparse else check_dense("RGCNConv", name, x, ("...",))
+    if x.shape[-2:] != shape or (sparse and x.ndim != 2):
+        want = f"{'' if sparse else '..., '}{shape[0]}, {shape[1]}"
+        raise ValueError(f"RGCNConv: {name} must have shape [{want}], got {list(x.shape)}")
     return x
 
 
@@ -212,7 +214,8 @@ def rgcn_conv(
     }
     sums = relations.sum(messages, schedule=schedule)
     roots = root if isinstance(root, Mapping) else dict.fromkeys(sizes, root)
-    y = {kind: with_bias(sums[kind] + of_kinds[kind] @ roots[kind], bias) for kind in names}
+    with jax.numpy_rank_promotion("allow"):  # of kinds with fewer leading axes
+        y = {kind: with_bias(sums[kind] + of_kinds[kind] @ roots[kind], bias) for kind in names}
     return y if kinds else y[names[0]]
 
 

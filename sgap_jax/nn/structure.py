@@ -40,6 +40,7 @@ def check_format(op: str, format: Any) -> Format:
 
 def index_arrays(A: SparseArray) -> dict[str, Any]:
     """The index arrays of an array in such a format, by rows and by columns, with their names."""
+    A = vectors.with_transpose(A)
     assert A.transposed is not None
     return dict(zip(_NAMES, (A.row_offsets, A.column_indices, *A.transposed), strict=True))
 

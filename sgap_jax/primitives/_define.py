@@ -373,7 +373,7 @@ def entries_that_count(A: SparseArray) -> Any:
     """bool [nnz], [vectors] or [blocks] of CSR, CVS(V) or BCSR(r, c): True for those that take
     part, False for others and for padding."""
     offsets, indices = A.index_arrays[1]
-    if A.is_checked:
+    if A._every_entry_counts:
         return positions(indices.shape[0]) < unfolded(offsets[-1])
     return well_formed(offsets, indices, vectors.grid(A.shape, A.format)[1])[1] >= 0
 
@@ -467,6 +467,7 @@ def static_of(A: SparseArray) -> dict[str, Any]:
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:
     """The index arrays of a CSR or CVS array, by rows and by columns."""
+    A = vectors.with_transpose(A)
     assert A.transposed is not None
     offsets, indices, permutation = A.transposed
     return A.row_offsets, A.column_indices, offsets, indices, permutation

@@ -73,7 +73,7 @@ def incidence(A: SparseArray, dtype: Any) -> SparseArray:
     i."""
     S, by_columns, order = entries_by_rows(A)
     arrays, (m, k) = structure(S), S.shape
-    if not S.is_checked:
+    if not S._every_entry_counts:
         arrays, entry, _ = compact_structure((m, k), None, arrays)
         order = entry if order is None else order[entry]
     B = incidence_of(arrays, (m, k), by_columns, dtype)

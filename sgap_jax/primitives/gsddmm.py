@@ -199,7 +199,7 @@ def _vectors_of(
         params |= dict(schedule=by_default(schedule, wide))
         V = bind(gsddmm_p, *(x[None] for x in ends), *structure(S), **params)[0]
         return as_given(V, order).astype(dtype)
-    if A.is_checked:
+    if A._every_entry_counts:
         return _with_values(A, X, Y, values, op, schedule)
     if Y is None:
         left, right = _copies(A, X, schedule), values
@@ -217,8 +217,8 @@ def _vectors_of(
 def _with_values(
     A: SparseArray, X: Any, Y: Any, values: Any, op: str, schedule: Schedule | None
 ) -> jax.Array:
-    """values op Y, or X op values, of a checked structure: the kernel on the matrix that has one
-    row, and in it one entry, for each entry of A."""
+    """values op Y, or X op values, of a structure whose entries all count: the kernel on the matrix
+    that has one row, and in it one entry, for each entry of A."""
     B = incidence(A if Y is None else A.T, values.dtype)
     ends = X if Y is None else Y
     dtype = jnp.result_type(values, ends)

@@ -135,7 +135,7 @@ def sums_of_vectors(A: SparseArray, values: jax.Array, schedule: Schedule | None
     of the rows, else a product with the incidence matrix of rows and entries."""
     (m, _), d = A.shape, values.shape[1]
     schedule = by_default(schedule, values.dtype)
-    in_order = A.format == CSR and A.is_checked and schedule is None
+    in_order = A.format == CSR and A._every_entry_counts and schedule is None
     if not (in_order and isinstance(m, int) and isinstance(d, int) and 0 < d <= LONGEST):
         return spmm(incidence(A, values.dtype), values, schedule=schedule)
     of = dict(rows=m * d, vector_length=d, schedule=None, one_pass=True)
@@ -154,9 +154,9 @@ def largest_or_zero(A: SparseArray, values: jax.Array) -> jax.Array:
     def as_they_are(A: SparseArray, values: jax.Array) -> jax.Array:
         return bind(row_max_p, values[None], A.row_offsets, **of)[0]
 
-    if d == 0 or (not A.is_checked and A.format != CSR):
+    if d == 0 or (not A._every_entry_counts and A.format != CSR):
         return masked(A, values)
-    if not A.is_checked:  # edges that repeat, of which all take part: no copy that masks some
+    if not A._every_entry_counts:  # if all take part: no copy that masks some
         offsets, indices = vectors.well_formed(A).index_arrays[1]
         B = replace(A, index_arrays=((), (offsets, indices)))
         used = jnp.arange(A.nnz, dtype=jnp.int32) < offsets[-1]
@@ -211,12 +211,12 @@ def row_vectors(A: SparseArray) -> SparseArray:
 
 def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
     """(A, part): an array of `row_vectors` as the primitives on rows need it, and the mask of the
-    entries that take part, or None if A is checked and all do.
+    entries that take part, or None if all are known to.
 
     These primitives read no column indices. Hence the returned array has valid offsets, and the
     value `nothing` at entries that take no part.
     """
-    if A.is_checked:
+    if A._every_entry_counts:
         return A, None
     offsets, indices = vectors.well_formed(A).index_arrays[1]
     part = (indices >= 0).reshape(-1, *[1] * (A.values.ndim - 1))

@@ -1,6 +1,7 @@
 """A `SparseArray` as JAX and NumPy see it: a pytree, traced structure, operators, memory."""
 
 import copy
+import dataclasses
 import pickle
 
 import jax
@@ -34,6 +35,27 @@ def test_an_exported_program_takes_and_returns_it(format):
     assert (restored.shape, restored.format) == (A.shape, format)
     assert jax.tree.structure(restored) == jax.tree.structure(A)
     np.testing.assert_array_equal(restored.values, 2 * np.asarray(A.values))
+
+
+@pytest.mark.parametrize("format", [CSR, CSC, CVS(2), BCSR(2, 3)], ids=str)
+def test_a_transpose_that_nobody_gave_is_made(format):
+    """Of the bare constructor, and of an array that lost it: right results, no assertion."""
+    D = np.where(np.random.default_rng(0).random((6, 6)) < 0.5, 1.5, 0)
+    whole, B = SparseArray.from_dense(D, format=format), SparseArray.from_dense(D.T, format=CSC)
+    plain = tuple(tuple(level) for level in whole.index_arrays)
+    bare = SparseArray(whole.values, plain, None, (6, 6), format)
+
+    def results(A):
+        lengths = A.asformat(CSR).T.row_lengths
+        back = jax.grad(lambda X: ((A @ X) ** 2).sum())(jnp.asarray(D))
+        return (A + B).todense(), (B + A).todense(), A @ D, A.T @ D, lengths, back
+
+    expected = D + D.T, D + D.T, D @ D, D.T @ D, (D != 0).sum(0), 2 * D.T @ D @ D
+    for A in (bare, dataclasses.replace(whole, transposed=None)):
+        for got, want in zip(results(A)[: 4 if format.block_shape else 6], expected, strict=False):
+            np.testing.assert_allclose(got, want)
+        for got, want in zip(jax.jit(lambda A: (A @ D, A.T @ D))(A), expected[2:4], strict=True):
+            np.testing.assert_allclose(got, want)
 
 
 def test_a_new_size_compiles_a_program_or_two_for_a_conversion():

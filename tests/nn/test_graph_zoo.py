@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 from jax.test_util import check_grads
 
-from sgap_jax import COO, CSR, SparseArray, graphs, nn
+from sgap_jax import COO, CSC, CSR, SparseArray, aggregate, graphs, nn
 from sgap_jax.nn import linen as snn
 
 N, IN, OUT = 9, 5, 4
@@ -120,6 +120,102 @@ def test_gatv2(edges, concat, format):
     check(layer, twin, graph, x, y, *([f] if edges else []))
 
 
+def attention_of_edges(layer, A, x, f, own=None):
+    """Loops over nodes and heads of GAT with vectors f of the edges, as PyG's GATConv has it."""
+    parameters = {name: np.asarray(p) for name, p in pure(layer).items()}
+    kernel, heads = parameters["kernel"], layer.heads
+    split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
+    h = split(x @ kernel)
+    left = h if own is None else split(own @ parameters.get("to_kernel", kernel))
+    of_edges = (split(f @ parameters["edge_kernel"]) * parameters["edge_attention"]).sum(-1)
+    rows, columns = np.nonzero(A)
+    y = np.zeros((len(A), heads, OUT))
+    for i in range(len(A)):
+        e = (left[i] * parameters["to_attention"]).sum(-1) + of_edges[rows == i]
+        e = e + (h[columns[rows == i]] * parameters["from_attention"]).sum(-1)
+        p = np.exp(np.where(e > 0, e, 0.2 * e))
+        y[i] = np.einsum("eh,ehf->hf", p / np.maximum(p.sum(0), 1e-30), h[columns[rows == i]])
+    return y.reshape(len(A), -1) if layer.concat else y.mean(1)
+
+
+@pytest.mark.parametrize(
+    ("format", "concat", "shape"), [(CSR, True, (N, N)), (COO, False, (6, N)), (CSC, True, (N, N))]
+)
+def test_gat_with_edges(format, concat, shape):
+    A, x, options = directed(*shape), normal(shape[1], IN), dict(heads=3, concat=concat, **FLOAT64)
+    layer = nn.GraphAttention(IN, OUT, edge_features=2, rngs=nnx.Rngs(0), **options)
+    graph = SparseArray.from_dense(A * 1.0, format=format)
+    rows, columns = np.nonzero(A)
+    f = normal(len(rows), 2, seed=4)
+    order = np.lexsort((rows, columns)) if format == CSC else slice(None)
+    expected = attention_of_edges(layer, A, x, f)
+    check(layer, snn.GraphAttention(OUT, **options), graph, x, expected, f[order])
+    close(layer(graph, (x, x[: shape[0]]), f[order]), expected)
+    close(layer(graph, SparseArray.from_dense(x), f[order]), expected)
+
+
+def test_gat_of_a_pair_with_leading_axes():
+    """Nodes that send and nodes that receive have other features, and batches share the graph."""
+    A = directed(6, N)
+    graph, x, own = SparseArray.from_dense(A * 1.0), normal(2, 3, N, IN), normal(3, 6, 2, seed=5)
+    layer = nn.GraphAttention((IN, 2), OUT, heads=2, edge_features=1, rngs=nnx.Rngs(0), **FLOAT64)
+    f = normal(2, 1, graph.nnz, 1, seed=4)
+    y = nnx.jit(lambda layer, *x: layer(graph, x[:2], x[2]))(layer, x, own, f)
+    for i, j in np.ndindex(2, 3):
+        close(y[i, j], attention_of_edges(layer, A, x[i, j], f[i, 0], own[j]))
+    close(layer(graph, (x[0, 0], own[0]), f[0, 0, :, 0]), y[0, 0])  # [nnz], as PyG's edge_attr
+    twin = snn.GraphAttention(OUT, heads=2, **FLOAT64)
+    close(twin.apply({"params": pure(layer)}, graph, (x, own), f), y)
+
+
+def test_dtypes_of_layers_with_edges():
+    graph, x = SparseArray.from_dense(directed() * 1.0), jnp.asarray(normal(N, IN), jnp.float32)
+    f = jnp.asarray(normal(graph.nnz, 2), jnp.float32)
+    for kind in (nn.GraphAttention, nn.GATv2Conv):
+        layer, half = (
+            kind(IN, OUT, heads=2, edge_features=2, dtype=dtype, rngs=nnx.Rngs(0))
+            for dtype in (None, jnp.bfloat16)
+        )
+        y = layer(graph, x, f)
+        assert y.dtype == jnp.float32 and half(graph, x, f).dtype == jnp.bfloat16
+        np.testing.assert_allclose(half(graph, x, f).astype(np.float32), y, atol=abs(y).max() / 32)
+        own = kind(IN, OUT, heads=2, edge_features=2, rngs=nnx.Rngs(0), **FLOAT64)
+        assert own(graph, x.astype(float), f.astype(float)).dtype == jnp.float64
+
+
+@pytest.mark.parametrize("kind", [nn.GraphAttention, nn.GATv2Conv])
+def test_edges_of_samples(kind):
+    """The vectors of a sample's edges, with loops whose vectors are means as in PyG, compile once
+    and give what the whole graph does."""
+    A = directed() & ~np.eye(N, dtype=bool)
+    graph, order = graphs.from_edges(np.nonzero(A)[::-1], num_nodes=N, return_perm=True)
+    x, f = normal(N, IN), normal(graph.nnz, 2, seed=4)[order]
+    layer = kind(IN, OUT, heads=2, edge_features=2, rngs=nnx.Rngs(0), **FLOAT64)
+
+    def with_loops(graph, f):
+        looped, perm = nn.add_self_loops(graph, return_perm=True)
+        return looped, jnp.concatenate([f, aggregate(graph, f, "mean")])[perm]
+
+    @nnx.jit
+    def of_sample(layer, x, f, sample):
+        (block,), (entries,) = sample.blocks, sample.positions
+        looped, f = with_loops(block, f[entries])
+        return layer(looped, x[sample.nodes], f)
+
+    looped, of_all = with_loops(graph, jnp.asarray(f))
+    rows, columns = (np.asarray(i) for i in looped.coordinates())
+    assert looped.nnz == graph.nnz + N
+    for i in range(N):  # PyG's fill_value="mean"
+        own = np.asarray(of_all)[(rows == i) & (columns == i)][0]
+        near = f[np.asarray(graph.coordinates()[0]) == i]
+        close(own, near.mean(0) if len(near) else np.zeros(2))
+    expected = layer(looped, x, of_all)
+    sampler = graphs.NeighborSampler(graph, [-1], 4)
+    for seeds, sample in sampler.epoch(np.arange(N)):
+        y = of_sample(layer, jnp.asarray(x), jnp.asarray(f), sample)
+        close(y[sample.is_seed], expected[seeds][sample.is_seed])
+
+
 @pytest.mark.parametrize("reduce", ["mean", "max", None])
 def test_sparse_features(reduce):
     """A bag of words gives what its dense array does, parameter by parameter."""
@@ -155,10 +251,32 @@ def test_gatv2_of_leading_axes(concat, leading):
         close(y[place], layer(graph, (x[place], own), f))
 
 
-def test_gatv2_does_not_read_the_padding():
+def test_gatv2_returns_the_vectors_of_edges():
+    """What DGL's EGATConv hands on: LeakyReLU(L x[i] + R x[j] + E f[i, j])."""
+    A, x, heads = directed(), normal(2, N, IN), 2
+    graph, (rows, columns) = SparseArray.from_dense(A * 1.0), np.nonzero(A)
+    f = normal(2, graph.nnz, 3, seed=4)
+    layer = nn.GATv2Conv(IN, OUT, heads=heads, edge_features=3, rngs=nnx.Rngs(0), **FLOAT64)
+    y, found = nnx.jit(lambda layer, x, f: layer(graph, x, f, return_edges=True))(layer, x, f)
+    L, R, E = (np.asarray(layer.__dict__[f"{name}_kernel"][...]) for name in ("to", "from", "edge"))
+    expected = (x @ L)[:, rows] + (x @ R)[:, columns] + f @ E
+    close(found, np.where(expected > 0, expected, 0.2 * expected))
+    close(y, layer(graph, x, f))
+    for i in range(2):
+        close(y[i], layer(graph, x[i], f[i]))
+    twin = snn.GATv2Conv(OUT, heads=heads, **FLOAT64)
+    close(twin.apply({"params": pure(layer)}, graph, x, f, return_edges=True), (y, found))
+    next_layer = nn.GATv2Conv(
+        heads * OUT, OUT, edge_features=heads * OUT, rngs=nnx.Rngs(1), **FLOAT64
+    )
+    assert next_layer(graph, y, found).shape == (2, N, OUT)
+
+
+@pytest.mark.parametrize("kind", [nn.GraphAttention, nn.GATv2Conv])
+def test_edges_do_not_read_the_padding(kind):
     graph = graphs.from_edges([[0, 1, 2], [1, 2, 0]])
     batch = graphs.batch([graph], nse=6, num_nodes=5).graph
-    layer = nn.GATv2Conv(3, 4, heads=2, edge_features=2, rngs=nnx.Rngs(0), **FLOAT64)
+    layer = kind(3, 4, heads=2, edge_features=2, rngs=nnx.Rngs(0), **FLOAT64)
     f = jnp.ones((batch.nnz, 2))
     gradient = nnx.jit(nnx.grad(lambda layer, f: (layer(batch, jnp.ones((5, 3)), f) ** 2).sum()))
     with_nan = jax.tree.leaves(gradient(layer, f.at[3:].set(jnp.nan)))
@@ -195,6 +313,28 @@ def test_rgcn(bases):
     products = str(jax.make_jaxpr(lambda x: layer(relations, x))(x)).count("spmm[")
     assert products == 1
     close(layer(relations, SparseArray.from_dense(x)), y)
+
+
+def test_rgcn_of_leading_axes():
+    """Features [..., n, in] of each kind over the same relations, which broadcast: one product."""
+    A = {("user", "likes", "item"): directed(4, 7), ("item", "liked", "user"): directed(7, 4)}
+    relations = graphs.join_relations({k: SparseArray.from_dense(v * 1.0) for k, v in A.items()})
+    layer = nn.RGCNConv({"user": IN, "item": 3}, OUT, relations, rngs=nnx.Rngs(0), **FLOAT64)
+    x = {"user": normal(2, 3, 7, IN), "item": normal(3, 4, 3, seed=5)}
+    y = nnx.jit(lambda layer, x: layer(relations, x))(layer, x)
+    close(snn.RGCNConv(OUT, **FLOAT64).apply({"params": pure(layer)}, relations, x), y)
+    for i, j in np.ndindex(2, 3):
+        one = layer(relations, {"user": x["user"][i, j], "item": x["item"][j]})
+        close({kind: y[kind][i, j] for kind in y}, one)
+    assert str(jax.make_jaxpr(lambda x: layer(relations, x))(x)).count("spmm[") == 1
+    none = layer(relations, {"user": x["user"][:0, 0], "item": x["item"][0]})
+    assert none["item"].shape == (0, 4, OUT)
+    loss = lambda x: sum((v**2).sum() for v in layer(relations, x).values())
+    check_grads(jax.jit(loss), (x,), order=1, modes=("rev",), rtol=1e-4, atol=1e-4, eps=1e-5)
+    with pytest.raises(ValueError, match=r"x of item must have shape \[..., 4, 3\]"):
+        layer(relations, x | {"item": x["item"][:, :2]})
+    with pytest.raises(ValueError, match=r"messages of .*: expected shape \[..., 7, d\]"):
+        relations.sum(dict.fromkeys(relations.keys, jnp.ones((2, 4, 3))))
 
 
 def test_rgcn_of_several_kinds_of_nodes():
@@ -304,6 +444,28 @@ def test_pairs_of_features():
             lambda g, x: nn.GATv2Conv(IN, 2, rngs=nnx.Rngs(0))(g, x, x),
             ValueError,
             "edges and edge_features",
+        ),
+        (
+            lambda g, x: nn.GraphAttention(IN, 2, edge_features=3, rngs=nnx.Rngs(0))(g, x),
+            ValueError,
+            "edges and edge_features: expected both",
+        ),
+        (
+            lambda g, x: nn.GraphAttention(IN, 2, edge_features=3, rngs=nnx.Rngs(0))(g, x, x[:, 3]),
+            ValueError,
+            r"edges must have shape \[..., \d+, 3\], got \[9\]",
+        ),
+        (
+            lambda g, x: nn.GraphAttention(IN, 2, edge_features=1, rngs=nnx.Rngs(0))(
+                g.asformat("CVS(3)"), x, x
+            ),
+            NotImplementedError,
+            r"a graph in CSR, CSC or COO, got CVS\(3\)",
+        ),
+        (
+            lambda g, x: nn.GraphAttention(IN, 2, edge_features=0, rngs=nnx.Rngs(0)),
+            ValueError,
+            "edge_features must be at least 1",
         ),
         (lambda g, x: nn.RGCNConv(IN, 2, 2, rngs=nnx.Rngs(0))(g, x), TypeError, "be Relations"),
         (

@@ -81,6 +81,39 @@ def test_edges_are_kept():
     assert np.isfinite(gradient).all() and gradient.shape == (60, 3)
 
 
+def test_a_multigraph_runs_the_programs_of_a_simple_one():
+    """Its entries are known to be in range, so none is looked for that takes no part."""
+    index = edges(30, 200)
+    simple = graphs.from_edges(index, num_nodes=30)
+    places = np.stack(simple.coordinates())[::-1]
+    places[:, 1] = places[:, 0]
+    A = graphs.from_edges(places, num_nodes=30, duplicates="keep")
+    assert A.nnz == simple.nnz and not A.is_checked
+    M = jnp.asarray(np.random.default_rng(1).standard_normal((A.nnz, 3)), jnp.float32)
+    functions = {
+        "lengths": lambda A: (A.row_lengths, A.T.row_lengths),
+        "sums": lambda A: aggregate(A, M, transpose=True),
+        "means": lambda A: aggregate(A, M, "mean"),
+        "largest": lambda A: aggregate(A, M, "max"),
+        "softmax": lambda A: sparse_softmax(A, values=M),
+        "of rows": lambda A: row_sum(A.T),
+        "vectors": lambda A: gsddmm(A, None, M[:30], values=M, op="div", reduce=None),
+    }
+    for name, f in functions.items():
+        assert str(jax.make_jaxpr(f)(A)) == str(jax.make_jaxpr(f)(simple)), name
+    messages = lambda A: gspmm(A, M[:30], op="copy", reduce="mean")
+    of_simple = str(jax.make_jaxpr(messages)(simple))
+    same = str(jax.make_jaxpr(messages)(A)).replace("checked=False", "checked=True")
+    assert same == of_simple
+    # As of arrays that nobody knows.
+    unknown = SparseArray(
+        A.values, ((), tuple(A.index_arrays[1])), tuple(A.transposed), A.shape, A.format
+    )
+    for f in (*functions.values(), messages):
+        for a, b in zip(*(jax.tree.leaves(jax.jit(f)(B)) for B in (A, unknown)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
 def sums_of(values, to, n):
     out = np.zeros(n)
     np.add.at(out, to, values)
@@ -199,6 +232,9 @@ def test_batches_of_one_capacity_compile_once():
         for y in found:
             assert not y[len(own) :].any()
         batch.graph.checked()
+        positions = np.asarray(batch.positions)[: int(batch.graph.row_offsets[-1])]
+        values = np.concatenate([A.values for A in own])[positions]  # as vectors of edges
+        np.testing.assert_array_equal(values, batch.graph.values[: len(values)])
     assert len(traced) == 1
     exact = graphs.batch([random_graph(3), random_graph(4)])
     assert exact.graph.shape == (7, 7) and exact.membership.shape == (2, 7)

@@ -273,6 +273,10 @@ def test_a_loop_over_batches_compiles_one_program():
         for i in range(0, 65, 8):
             step(A.rows(slice(i, i + 32)), x)
         assert step._cache_size() == 1 and len(compiled) == 1
+        slices = [A[i : i + 32] for i in range(0, 65, 8)]  # SciPy's: a program for each nnz
+        for B in slices:
+            step(B, x)
+        assert step._cache_size() == 1 + len({B.nnz for B in slices}) > 4
 
 
 @pytest.mark.parametrize("format", [CSR, CSC, CVS(2)], ids=str)

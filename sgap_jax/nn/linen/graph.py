@@ -12,13 +12,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.adjacency import (
-    check_features,
-    check_graph,
-    check_square,
-    stored_values,
-    with_stored_values,
-)
+from sgap_jax.nn.adjacency import check_features, edge_features
 from sgap_jax.nn.gatv2 import gatv2_conv
 from sgap_jax.nn.gin import gin_sums
 from sgap_jax.nn.graph_attention import graph_attention
@@ -59,8 +53,9 @@ class GraphConv(linen.Module):
 class GraphAttention(linen.Module):
     """Graph attention (GAT): see `sgap_jax.nn.GraphAttention`.
 
-    Parameters `kernel`, `to_attention`, `from_attention` and `bias`; dropout draws from the stream
-    "dropout".
+    Parameters `kernel`, `to_attention`, `from_attention` and `bias`, where edges are given
+    `edge_kernel` and `edge_attention`, and `to_kernel` where the nodes of a pair have other numbers
+    of features; dropout draws from the stream "dropout".
     """
 
     features: int
@@ -79,25 +74,26 @@ class GraphAttention(linen.Module):
 
     @linen.compact
     def __call__(
-        self, graph: SparseArray, x: Any, *, deterministic: bool | None = None
+        self, graph: SparseArray, x: Any, edges: Any = None, *, deterministic: bool | None = None
     ) -> jax.Array:
-        check_graph("GraphAttention", graph, x)
-        check_square("GraphAttention", graph, "graph")
-        x = check_features("GraphAttention", graph, x)
-        width = self.heads * self.features
+        source, own = ends_of("GraphAttention", graph, x)
+        sending, receiving, width = source.shape[-1], own.shape[-1], self.heads * self.features
 
         def new(name: str, init: Initializer, *shape: int) -> Any:
             return self.param(name, init, shape, self.param_dtype)
 
-        kernel = new("kernel", self.kernel_init, x.shape[-1], width)
-        to = new("to_attention", self.kernel_init, self.heads, self.features)
-        frm = new("from_attention", self.kernel_init, self.heads, self.features)
-        bias = None
+        attention = self.kernel_init, self.heads, self.features
+        kernel = new("kernel", self.kernel_init, sending, width)
+        to, frm = (new(f"{end}_attention", *attention) for end in ("to", "from"))
+        bias = to_kernel = of_edges = of_logits = None
         if self.use_bias:
             bias = new("bias", self.bias_init, width if self.concat else self.features)
-        stored, kernel, to, frm, bias = promote_dtype(
-            (stored_values(x), kernel, to, frm, bias), dtype=self.dtype
-        )
+        if sending != receiving:
+            to_kernel = new("to_kernel", self.kernel_init, receiving, width)
+        if edges is not None:
+            features = edge_features("GraphAttention", graph, edges)
+            of_edges = new("edge_kernel", self.kernel_init, features, width)
+            of_logits = new("edge_attention", *attention)
         rates = (self.dropout_rate, self.feature_dropout_rate)
         if any(rates):  # as in linen, `deterministic` is required only where there is dropout
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
@@ -106,14 +102,14 @@ class GraphAttention(linen.Module):
         drop, drop_features = (linen.Dropout(rate, deterministic=deterministic) for rate in rates)
         return graph_attention(
             graph,
-            with_stored_values(x, drop_features(stored)),
-            kernel,
-            to,
-            frm,
-            bias,
+            x,
+            edges,
+            (kernel, to_kernel, to, frm, bias, of_edges, of_logits),
+            lambda arrays: promote_dtype(arrays, dtype=self.dtype),
             concat=self.concat,
             negative_slope=self.negative_slope,
             dropout=drop,
+            feature_dropout=drop_features,
             schedule=self.schedule,
         )
 
@@ -191,8 +187,14 @@ class GATv2Conv(linen.Module):
 
     @linen.compact
     def __call__(
-        self, graph: SparseArray, x: Any, edges: Any = None, *, deterministic: bool | None = None
-    ) -> jax.Array:
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = None,
+        *,
+        deterministic: bool | None = None,
+        return_edges: bool = False,
+    ) -> Any:
         source, own = ends_of("GATv2Conv", graph, x)
         width = self.heads * self.features
 
@@ -205,7 +207,8 @@ class GATv2Conv(linen.Module):
             frm = new("from_kernel", self.kernel_init, source.shape[-1], width)
         a = new("attention", self.kernel_init, self.heads, self.features)
         if edges is not None:
-            of_edges = new("edge_kernel", self.kernel_init, jnp.shape(edges)[-1], width)
+            features = edge_features("GATv2Conv", graph, edges)
+            of_edges = new("edge_kernel", self.kernel_init, features, width)
         if self.use_bias:
             bias = new("bias", self.bias_init, width if self.concat else self.features)
         if self.dropout_rate:
@@ -222,6 +225,7 @@ class GATv2Conv(linen.Module):
             negative_slope=self.negative_slope,
             dropout=linen.Dropout(self.dropout_rate, deterministic=deterministic),
             schedule=self.schedule,
+            return_edges=return_edges,
         )
 
 
