@@ -29,7 +29,7 @@ from sgap_jax.compiler.notation.expr import Assign, Tensor, index_vars
 from sgap_jax.compiler.notation.parse import parse
 from sgap_jax.compiler.notation.spaces import space_of
 from sgap_jax.compiler.transform.schedule import Schedule
-from sgap_jax.formats.levels import CSF, Compressed, Format
+from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 i, j, k = index_vars("i j k")
 VECTOR = Format((Compressed,))
@@ -306,6 +306,17 @@ def test_tiles_of_a_producer():
             problem.check(both)
     problem.check(rows.bound("r", "r2", 13))
     problem.check(rows.precompute("A b", "r", "r2", "v").split("r2", "r3", "r4", 3))
+
+
+def test_a_remainder_in_machine_code():
+    """A loop over f with i = f / 4 and j = f % 4, of which LLVM once read X(k,j) as if j were f."""
+    H = Tensor("H", Format((Compressed, Dense)))
+    expression = Assign(Tensor("R")[k, i, j], X[k, j] - H[k, i])
+    problem = Merged(expression, {"i": 8, "j": 4, "k": 3}, 0.6, 3)
+    function = problem.check(Schedule(expression).fuse("i", "j", "f"))
+    pytest.importorskip("llvmlite")
+    (found,) = call(function, *problem.given(function).values())
+    np.testing.assert_array_equal(np.float64(found), problem.want)
 
 
 def test_vectors_and_promotion():
