@@ -71,8 +71,8 @@ def without_pair(
 
 
 def without_pairs(statement: SuchThat) -> SuchThat:
-    """The statement without pairs of pos(j, p, A) and coord(p, c). A pair stays where another
-    relation tiles the positions p."""
+    """The statement without pairs of pos(j, p, A) and coord(p, c). A pair stays where something
+    else is made of the positions p: a workspace over them."""
     body, relations = statement.body, statement.relations
     for coord in [x for x in relations if isinstance(x, Coord)]:
         over = [x for x in relations if x != coord and coord.position in mentioned(x)]
