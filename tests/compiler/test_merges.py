@@ -23,12 +23,13 @@ from sgap_jax.compiler.loop_ir.loopir import For, Store, While
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.loop_ir.print_c import print_c
 from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.notation import nest
 from sgap_jax.compiler.notation.derivatives import gradient, same
 from sgap_jax.compiler.notation.expr import Assign, Tensor, index_vars
 from sgap_jax.compiler.notation.parse import parse
 from sgap_jax.compiler.notation.spaces import space_of
 from sgap_jax.compiler.transform.schedule import Schedule
-from sgap_jax.formats.levels import CSF, Compressed, Format
+from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 i, j, k = index_vars("i j k")
 VECTOR = Format((Compressed,))
@@ -238,6 +239,26 @@ def test_coordinates_again():
         tile.pos("k1", "p", "P")
 
 
+@pytest.mark.parametrize(
+    "name,operand,index,part", [("SpMSpV", "b", "j", "A"), ("sampled product", "P", "k", "A B")]
+)
+def test_coordinates_again_are_those_of_the_index(name, operand, index, part):
+    """What can be done with the index can be done with its coordinates after pos and coord: their
+    tiles go outside of the loops above, have a bound, and a workspace is over them."""
+    plain, problem = Schedule(EXPRESSIONS[name]), Merged(EXPRESSIONS[name], SIZES, 0.4, 3)
+    again = plain.pos(index, "p", operand).coord("p", "c").pos("c", "q", part[-1]).coord("q", "d")
+    above = str(nest.loops(plain.statement.body)[-2].var)
+
+    def lowered(schedule, var):
+        tiles = schedule.split(var, "t", "within", 4)
+        rows = schedule.precompute(part, var, "fresh", "w")
+        return tiles.bound("t", "u", 2).loops(), *map(
+            problem.check, (tiles.reorder("t", above), rows)
+        )
+
+    assert lowered(again, "d") == lowered(plain, index)
+
+
 def test_the_preset():
     """Threads where the outermost index is one of the output; vectors where nothing is merged."""
     said = str(presets.cpu(Assign(C[i, k], A[i, j] * b[j] * X[j, k])))
@@ -273,6 +294,29 @@ def test_workspaces(formats):
     np.testing.assert_array_equal(np.float64(found), problem.want)
     with pytest.raises(ScheduleError, match="not one product of merged coordinates"):
         presets.cpu_workspace(EXPRESSIONS["sum"])
+
+
+def test_tiles_of_a_producer():
+    """The loop that fills a workspace is tiled by itself, and may have a workspace of its own."""
+    problem = Merged(EXPRESSIONS["SpMSpV"], SIZES, 0.4, 3)
+    rows = Schedule(EXPRESSIONS["SpMSpV"]).precompute("A b", "i", "r", "w")
+    for tiled in (rows.split("r", "r0", "r1", 4), rows.divide("r", "r0", "r1", 3)):
+        assert "const int i = r0 * " in tiled.loops()
+        for both in (tiled, tiled.split("i", "i0", "i1", 5), tiled.reorder("r1", "r0")):
+            problem.check(both)
+    problem.check(rows.bound("r", "r2", 13))
+    problem.check(rows.precompute("A b", "r", "r2", "v").split("r2", "r3", "r4", 3))
+
+
+def test_a_remainder_in_machine_code():
+    """A loop over f with i = f / 4 and j = f % 4, of which LLVM once read X(k,j) as if j were f."""
+    H = Tensor("H", Format((Compressed, Dense)))
+    expression = Assign(Tensor("R")[k, i, j], X[k, j] - H[k, i])
+    problem = Merged(expression, {"i": 8, "j": 4, "k": 3}, 0.6, 3)
+    function = problem.check(Schedule(expression).fuse("i", "j", "f"))
+    pytest.importorskip("llvmlite")
+    (found,) = call(function, *problem.given(function).values())
+    np.testing.assert_array_equal(np.float64(found), problem.want)
 
 
 def test_vectors_and_promotion():

@@ -79,6 +79,11 @@ def random_case(random, machines):
         loops = [loop.var for loop in nest.loops(schedule.statement.body)]
         over = random.choice(loops or [None]), next(names), random.choice(expression.merged)
         schedule = attempt(schedule, lambda s: s.pos(*over))
+        if random.random() < 0.5:
+            again = over[1], next(names)
+            schedule = attempt(schedule, lambda s: s.coord(*again))
+            for _ in range(random.randint(0, 3)):
+                schedule = attempt(schedule, lambda s: transformed(s, random, names))
     if nest.loops(schedule.statement.body):
         if machine == "gpu":
             schedule = on_gpu(schedule, random, names)

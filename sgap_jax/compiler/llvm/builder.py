@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sgap_jax.compiler.llvm import memory
 from sgap_jax.compiler.llvm.instructions import (
     INDEX,
+    SERIAL,
+    SERIAL_NODES,
     TRUTH,
     UNROLLED,
     Cell,
@@ -379,6 +381,12 @@ class Builder(Instructions):
         """One iteration after another, of which all lanes take part in each; `body` writes another
         body than that of `loop`."""
         metadata = UNROLLED if loop.unit == "unroll" else ""
+        inside = list(parts(loop.body))
+        divides = any(isinstance(x, Binary) and x.op in ("//", "%") for x in inside)
+        if not metadata and divides and not any(isinstance(x, For) for x in inside):
+            # LLVM 22.1 read A[k * 4 + f % 4] as neighbours along f, past the end of A.
+            metadata = SERIAL
+            self.declared.add(SERIAL_NODES)
         own = functools.partial(self.statements, loop.body)
         self.count(loop.var, begin, end, loop.step, body or own, metadata)
 

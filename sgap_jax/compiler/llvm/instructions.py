@@ -46,6 +46,12 @@ METADATA = """\
 UNROLLED, ROLLED = ", !llvm.loop !0", ", !llvm.loop !2"
 NONTEMPORAL = ", !nontemporal !4"
 
+# A loop that LLVM must not vectorize, and the nodes that this takes.
+SERIAL = ", !llvm.loop !5"
+SERIAL_NODES = """\
+!5 = distinct !{!5, !6}
+!6 = !{!"llvm.loop.vectorize.enable", i1 false}"""
+
 _INDEX_OPS = {"+": "add nsw", "-": "sub nsw", "*": "mul nsw", "//": "udiv", "%": "urem"}
 _NUMBER_OPS = {"+": "fadd", "-": "fsub", "*": "fmul"}
 _WRAPPING_OPS = {"+": "add", "-": "sub", "*": "mul"}

@@ -27,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from sgap_jax.compiler.loop_ir.arithmetic import ONE, ZERO, add, both, least, multiply
 from sgap_jax.compiler.loop_ir.loopir import (
@@ -61,9 +60,11 @@ from sgap_jax.compiler.notation.cin import (
     Split,
     SuchThat,
     Where,
+    children,
+    parents,
 )
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar, Term
-from sgap_jax.compiler.notation.nest import paths
+from sgap_jax.compiler.notation.nest import over_variable, paths, with_variable
 from sgap_jax.compiler.notation.spaces import Part, part_of, space_of, stored_indices
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -118,40 +119,19 @@ def with_sized_tiles(statement: SuchThat, expression: Assign, sizes: dict[str, i
 
 def without_positions(statement: SuchThat) -> tuple[SuchThat, dict[IndexVar, Access]]:
     """The statement with loops over coordinates, in a workspace's producer by the same variable as
-    in its consumer; and the operand over whose positions the loop of an index goes, where the
-    schedule gives one."""
+    in its consumer, also where either is tiled; and the operand over whose positions the loop of an
+    index goes, where the schedule gives one."""
     leaders: dict[IndexVar, Access] = {}
-    body = statement.body
-    for relation in statement.relations:
-        if isinstance(relation, Pos):
-            leaders[relation.coordinate] = relation.access
-            body = _renamed(body, relation.position, relation.coordinate)
-        elif isinstance(relation, Precompute):
-            body = _renamed(body, relation.fresh, relation.var)
-    relations = tuple(r for r in statement.relations if not isinstance(r, Pos | Precompute))
+    body, relations = statement.body, statement.relations
+    for made in reversed(relations):  # a variable that is made of another one goes first
+        if not isinstance(made, Pos | Precompute):
+            continue
+        (old,), (new,) = children(made), parents(made)
+        if isinstance(made, Pos):
+            leaders[new] = made.access
+        body = with_variable(body, old, new)
+        relations = tuple(over_variable(r, old, new) for r in relations if r != made)
     return SuchThat(body, relations), leaders
-
-
-def _renamed(body: Body, old: IndexVar, new: IndexVar) -> Body:
-    """The statement with another variable, in loops and in accesses."""
-
-    def of(access: Any) -> Any:
-        if old not in access.indices:
-            return access
-        indices = tuple(new if index == old else index for index in access.indices)
-        return dataclasses.replace(access, indices=indices)
-
-    match body:
-        case Assignment():
-            terms = tuple(Term(tuple(map(of, t.factors)), t.negative) for t in body.terms)
-            factors = tuple(map(of, body.factors))
-            return dataclasses.replace(body, target=of(body.target), factors=factors, terms=terms)
-        case Forall():
-            var = new if body.var == old else body.var
-            return dataclasses.replace(body, var=var, body=_renamed(body.body, old, new))
-        case Where():
-            return Where(_renamed(body.consumer, old, new), _renamed(body.producer, old, new))
-    return dataclasses.replace(body, body=_renamed(body.body, old, new))
 
 
 def alive_terms(ctx: Context, body: Body) -> list[Term]:

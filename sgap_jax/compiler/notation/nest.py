@@ -29,31 +29,50 @@ def mentioned(relation: Relation) -> list[object]:
 
 
 def with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
-    """The loop of `old` as one of `new`; what it computes keeps its indices."""
-    return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
+    """The body with another variable, in loops and in accesses."""
+
+    def of(access: Any) -> Any:
+        if old not in access.indices:
+            return access
+        indices = tuple(new if index == old else index for index in access.indices)
+        return dataclasses.replace(access, indices=indices)
+
+    match body:
+        case Assignment():
+            terms = tuple(Term(tuple(map(of, t.factors)), t.negative) for t in body.terms)
+            factors = tuple(map(of, body.factors))
+            return dataclasses.replace(body, target=of(body.target), factors=factors, terms=terms)
+        case Forall():
+            var = new if body.var == old else body.var
+            return dataclasses.replace(body, var=var, body=with_variable(body.body, old, new))
+        case Where(consumer, producer):
+            return Where(with_variable(consumer, old, new), with_variable(producer, old, new))
+    return dataclasses.replace(body, body=with_variable(body.body, old, new))
+
+
+def over_variable(relation: Relation, old: IndexVar, new: IndexVar) -> Relation:
+    """The relation with another variable."""
+    made: dict[str, Any] = {
+        field.name: new
+        for field in dataclasses.fields(relation)
+        if getattr(relation, field.name) == old
+    }
+    return dataclasses.replace(relation, **made)
 
 
 def without_pair(
     body: Body, relations: tuple[Relation, ...], pos: Pos, coord: Coord
 ) -> tuple[Body, tuple[Relation, ...]]:
     """A statement's loops and relations without pos(j, p, A) and coord(p, c), which undoes it:
-    loops over c, and relations that tile c, are of j."""
-
-    def renamed(relation: Relation) -> Relation:
-        made: dict[str, Any] = {
-            field.name: pos.coordinate
-            for field in dataclasses.fields(relation)
-            if getattr(relation, field.name) == coord.coordinate
-        }
-        return dataclasses.replace(relation, **made)
-
-    left = tuple(renamed(relation) for relation in relations if relation not in (coord, pos))
-    return with_variable(body, coord.coordinate, pos.coordinate), left
+    loops over c, workspaces over c, and relations that tile c, are of j."""
+    old, new = coord.coordinate, pos.coordinate
+    left = tuple(over_variable(x, old, new) for x in relations if x not in (coord, pos))
+    return with_variable(body, old, new), left
 
 
 def without_pairs(statement: SuchThat) -> SuchThat:
-    """The statement without pairs of pos(j, p, A) and coord(p, c). A pair stays where another
-    relation tiles the positions p."""
+    """The statement without pairs of pos(j, p, A) and coord(p, c). A pair stays where something
+    else is made of the positions p: a workspace over them."""
     body, relations = statement.body, statement.relations
     for coord in [x for x in relations if isinstance(x, Coord)]:
         over = [x for x in relations if x != coord and coord.position in mentioned(x)]

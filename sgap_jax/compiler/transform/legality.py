@@ -31,7 +31,8 @@ _COLLECTIVE = (loopir.CPU_VECTOR, loopir.GPU_WARP, loopir.GPU_THREAD)
 
 
 def check_statement(expression: Assign, statement: SuchThat) -> None:
-    """Checks the rules that every statement obeys."""
+    """Checks the rules that every statement obeys, as if no `coord` had undone a `pos`."""
+    statement = without_pairs(statement)
     graph = Provenance(expression.indices, statement.relations)
     check_merges(expression, statement)
     operands = (expression.sparse, *expression.merged)
@@ -63,7 +64,6 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
     tile, one after the other."""
     if not expression.merges:
         return
-    statement = without_pairs(statement)
     stored, tiles = stored_indices(expression), list[IndexVar]()
     for relation in statement.relations:
         if isinstance(relation, cin.Pos):
@@ -79,7 +79,8 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
             continue
         if index in tiles:
             raise NotImplementedError(
-                f"{index} is a tile of merged coordinates, or their positions, already"
+                f"{index} is a tile of merged coordinates, or their positions, already; transform "
+                "the loop of the tiles, or bring the coordinates of positions back by coord"
             )
         if not isinstance(relation, cin.Split | cin.Divide):
             raise NotImplementedError(

@@ -13,6 +13,7 @@ from sgap_jax.compiler.lowering.lower import Scheduled, lower
 from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.cin import Bound, Relation, Split
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
+from sgap_jax.compiler.notation.nest import without_pairs
 
 EXAMPLE_SIZE, EXAMPLE_ENTRIES = 1000, 10_000
 
@@ -62,7 +63,8 @@ def function(
 ) -> Function:
     """The function for these sizes; sizes that are not given are those of an example, which agree
     with the schedule's `bound`s."""
-    relations, sparse = schedule.statement.relations, schedule.expression.sparse
+    relations = without_pairs(schedule.statement).relations
+    sparse = schedule.expression.sparse
     every = {
         index.name: _extent(index, relations) or EXAMPLE_SIZE
         for index in schedule.expression.indices
