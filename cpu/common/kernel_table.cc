@@ -5,21 +5,34 @@
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
 #if defined(SGAP_BASE_ISA)
-// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles.
+#include "cpu/sddmm/sddmm.h"
+#include "cpu/sparse_softmax/sparse_softmax.h"
+#include "cpu/spmm/spmm.h"
+
+// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles, and in those of
+// bfloat16 in pairs, which SGAP_PAIR_ISA has, itself or another one.
 namespace sgap::SGAP_BASE_ISA {
 #define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
-bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
-bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 }  // namespace sgap::SGAP_BASE_ISA
+
+namespace sgap::SGAP_PAIR_ISA {
+#define SGAP_KERNEL(Name, Args)
+#define SGAP_PAIR_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
+}  // namespace sgap::SGAP_PAIR_ISA
 #endif
 
 namespace sgap::SGAP_ISA {
 
 #if defined(SGAP_BASE_ISA)
 
-using SGAP_BASE_ISA::IndicesHold, SGAP_BASE_ISA::OffsetsHold;
 #define SGAP_KERNEL(Name, Args) using SGAP_BASE_ISA::Name;
+#define SGAP_PAIR_KERNEL(Name, Args)                                 \
+  static void Name##OfAny(const Args& args, int64_t task) {          \
+    const bool pairs = args.dtype == Dtype::kBFloat16;               \
+    (pairs ? SGAP_PAIR_ISA::Name : SGAP_BASE_ISA::Name)(args, task); \
+  }
 #define SGAP_TILE_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
 
@@ -27,6 +40,8 @@ using SGAP_BASE_ISA::IndicesHold, SGAP_BASE_ISA::OffsetsHold;
 
 #define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
+
+#endif
 
 // Whether every index is in 0 .. size - 1. Read as unsigned, negative ones are the greatest, so one
 // maximum per vector finds both kinds of wrong ones, at the speed at which the array is read.
@@ -47,14 +62,15 @@ bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz) {
   return wrong == 0;
 }
 
-#endif
-
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
     IndicesHold,
     OffsetsHold,
 #define SGAP_KERNEL(Name, Args) Name,
+#if defined(SGAP_BASE_ISA)
+#define SGAP_PAIR_KERNEL(Name, Args) Name##OfAny,
+#endif
 #include "cpu/kernels.def"
 };
 

@@ -3,6 +3,7 @@
 
 #include "cpu/row_reduce/row_reduce.h"
 #include "cpu/simd/lane_sums.h"
+#include "cpu/simd/pairs.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -67,7 +68,7 @@ struct Strided {
 // Calls body(TypeTag<T>(), TypeTag<Walk>()) for the type of `dtype` and the walk for a length.
 template <typename Body>
 inline void DispatchWalk(Dtype dtype, int64_t length, Body&& body) {
-  DispatchDtype(dtype, [&](auto type) {
+  DispatchOwnDtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (length == 1) {
       body(type, TypeTag<OneRow<T>>());

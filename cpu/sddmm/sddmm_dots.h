@@ -1,27 +1,80 @@
 // The inner loops of sddmm_kernel.cc, dot products of one row of x with rows of y, and what both
-// kernels of SDDMM share: tails of rows, and where sums go with what multiplies each before its one
-// rounding.
+// kernels of SDDMM share: where sums go, with what multiplies each before its one rounding.
 #pragma once
 
 #include "cpu/simd/lane_sums.h"
+#include "cpu/simd/pairs.h"
 
 namespace sgap::SGAP_ISA {
 
+// What a dot product takes of rows at a time, and adds up in one lane of a sum or in several: a
+// register of pairs as they lie in memory, or of widened elements.
 template <typename T>
 using DotSum = Vector<Accumulator<T>, kLanes<T>>;
-
-// The last `remainder` elements of a row of `width`.
 template <typename T>
-inline DotSum<T> LoadTail(const T* row, int64_t width, int remainder) {
-  constexpr int kSize = kLanes<T>;
-#if !defined(__AVX512F__)
-  if (width >= kSize) {  // the last whole vector, without what was counted already
-    const auto last = Load<T, kSize>(row + width - kSize);
-    return LaneNumbers<Accumulator<T>, kSize>() < Accumulator<T>(kSize - remainder) ? DotSum<T>{}
-                                                                                    : last;
+using Piece = std::conditional_t<kInPairs<T>, Vector<uint32_t, 16>, DotSum<T>>;
+template <typename T>
+constexpr int kPieceElements = kInPairs<T> ? 2 * kLanes<T> : kLanes<T>;
+
+template <typename T>
+inline Piece<T> LoadPiece(const T* source) {
+  if constexpr (kInPairs<T>) {
+    Piece<T> piece;
+    std::memcpy(&piece, source, sizeof(piece));
+    return piece;
+  } else {
+    return Load<T, kLanes<T>>(source);
   }
+}
+
+// kPieces of them from `source` on, in an order of elements that depends on their number alone.
+template <typename T, int kPieces>
+inline void LoadPieces(const T* source, Piece<T>* x) {
+  if constexpr (kInPairs<T>) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPieces; ++i) x[i] = LoadPiece(source + i * kPieceElements<T>);
+  } else {
+    LoadApart<T, kLanes<T>, kPieces>(source, x);
+  }
+}
+
+// The last `remainder` elements of a row of `width`, fewer than a piece has; the rest is zero.
+template <typename T>
+inline Piece<T> LoadTail(const T* row, int64_t width, int remainder) {
+  constexpr int kSize = kLanes<T>;
+  if constexpr (kInPairs<T>) {
+    const auto* bits = reinterpret_cast<const uint16_t*>(row);
+    return BitCast<Piece<T>>(LoadBits<kPieceElements<T>>(bits + width - remainder, remainder));
+  } else {
+#if !defined(__AVX512F__)
+    if (width >= kSize) {  // the last whole vector, without what was counted already
+      const auto last = Load<T, kSize>(row + width - kSize);
+      return LaneNumbers<Accumulator<T>, kSize>() < Accumulator<T>(kSize - remainder) ? DotSum<T>{}
+                                                                                      : last;
+    }
 #endif
-  return LoadPartial<T, kSize>(row + width - remainder, remainder);
+    return LoadPartial<T, kSize>(row + width - remainder, remainder);
+  }
+}
+
+// sums + the products of a and b.
+template <typename T>
+inline DotSum<T> AddDots(DotSum<T> sums, Piece<T> a, Piece<T> b) {
+  if constexpr (kInPairs<T>) {
+    return DotPairs(sums, a, b);
+  } else {
+    return sums + a * b;
+  }
+}
+
+// The first products of a sum.
+template <typename T>
+inline DotSum<T> FirstDots(Piece<T> a, Piece<T> b) {
+  if constexpr (kInPairs<T>) {
+    return DotPairs(DotSum<T>{}, a, b);
+  } else {
+    return a * b;
+  }
 }
 
 // Entries of one row of x whose dot products are added up together.
@@ -35,14 +88,14 @@ struct DotGroup {
   int count;               // entries there are, up to kSize
 };
 
-// A row of x of kVectors vectors, held in registers (on a machine with enough of them).
-template <int kVectors, typename T>
+// A row of x of kPieces pieces, held in registers (on a machine with enough of them).
+template <int kPieces, typename T>
 struct HeldRow {
-  static constexpr int kLane = kLanes<T>, kWidth = kVectors * kLane;
+  static constexpr int kElements = kPieceElements<T>, kWidth = kPieces * kElements;
 
   static constexpr int64_t Width(int64_t) { return kWidth; }
 
-  HeldRow(const T* x, int64_t) { LoadApart<T, kLane, kVectors>(x, held); }
+  HeldRow(const T* x, int64_t) { LoadPieces<T, kPieces>(x, held); }
 
   // dots[i]: lanes whose sum is the dot product of entry i.
   template <bool kPrefetch>
@@ -57,28 +110,32 @@ struct HeldRow {
   }
 
   DotSum<T> Dot(const T* y) const {
-    DotSum<T> row[kVectors];
-    LoadApart<T, kLane, kVectors>(y, row);
-    DotSum<T> sums[2] = {held[0] * row[0], held[1] * row[1]};
+    Piece<T> row[kPieces];
+    LoadPieces<T, kPieces>(y, row);
+    if constexpr (kPieces == 1) {
+      return FirstDots<T>(held[0], row[0]);
+    } else {
+      DotSum<T> sums[2] = {FirstDots<T>(held[0], row[0]), FirstDots<T>(held[1], row[1])};
 #pragma GCC unroll 16
-    for (int s = 2; s < kVectors; ++s) sums[s % 2] += held[s] * row[s];
-    return sums[0] + sums[1];
+      for (int s = 2; s < kPieces; ++s) sums[s % 2] = AddDots<T>(sums[s % 2], held[s], row[s]);
+      return sums[0] + sums[1];
+    }
   }
 
   static void PrefetchRow(const T* y) {
 #pragma GCC unroll 16
-    for (int s = 0; s < kVectors; ++s) {
-      if (s * kLane * sizeof(T) % 64 == 0) Prefetch(y + s * kLane);
+    for (int s = 0; s < kPieces; ++s) {
+      if (s * kElements * sizeof(T) % 64 == 0) Prefetch(y + s * kElements);
     }
   }
 
-  DotSum<T> held[kVectors];
+  Piece<T> held[kPieces];
 };
 
-// A row of x of any width, each vector of which is loaded once for a group.
+// A row of x of any width, each piece of which is loaded once for a group.
 template <typename T>
 struct AnyRow {
-  static constexpr int kLane = kLanes<T>, kGroup = DotGroup<T>::kSize;
+  static constexpr int kElements = kPieceElements<T>, kGroup = DotGroup<T>::kSize;
 
   static int64_t Width(int64_t width) { return width; }
 
@@ -101,29 +158,32 @@ struct AnyRow {
     DotSum<T> sums[2][kCount] = {};
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) rows[i] = y + size_t(columns[i]) * width;
-    const auto step = [&](auto vectors, int64_t at) {
-      constexpr int kVectors = decltype(vectors)::value;
-      DotSum<T> left[kVectors], right[kVectors];
-      LoadApart<T, kLane, kVectors>(x + at, left);
+    const auto step = [&](auto pieces, int64_t at) {
+      constexpr int kPieces = decltype(pieces)::value;
+      Piece<T> left[kPieces], right[kPieces];
+      LoadPieces<T, kPieces>(x + at, left);
 #pragma GCC unroll 2
-      for (int s = 0; s < kVectors; ++s) left[s] = Kept(left[s]);
+      for (int s = 0; s < kPieces; ++s) left[s] = Kept(left[s]);
 #pragma GCC unroll 4
       for (int i = 0; i < kCount; ++i) {
-        LoadApart<T, kLane, kVectors>(rows[i] + at, right);
+        LoadPieces<T, kPieces>(rows[i] + at, right);
 #pragma GCC unroll 2
-        for (int s = 0; s < kVectors; ++s) sums[s][i] += left[s] * right[s];
+        for (int s = 0; s < kPieces; ++s) sums[s][i] = AddDots<T>(sums[s][i], left[s], right[s]);
       }
     };
+    constexpr int kTwo = 2 * kElements;
     int64_t at = 0;
-    for (; at + 2 * kLane <= width; at += 2 * kLane) step(std::integral_constant<int, 2>(), at);
-    if (at + kLane <= width) {
+    for (; at + kTwo <= width; at += kTwo) step(std::integral_constant<int, 2>(), at);
+    if (at + kElements <= width) {
       step(std::integral_constant<int, 1>(), at);
-      at += kLane;
+      at += kElements;
     }
     if (const int rest = int(width - at); rest > 0) {
       const auto left = LoadTail(x, width, rest);
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) sums[1][i] += left * LoadTail(rows[i], width, rest);
+      for (int i = 0; i < kCount; ++i) {
+        sums[1][i] = AddDots<T>(sums[1][i], left, LoadTail(rows[i], width, rest));
+      }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) dots[i] = sums[0][i] + sums[1][i];

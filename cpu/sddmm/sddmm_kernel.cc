@@ -36,12 +36,12 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
   }
 }
 
-// Where d is one of kVectors... whole vectors, does all entries and returns true.
-template <int... kVectors, typename T, bool kPlain>
-bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args, const T* x,
+// Where d is one of kPieces... whole pieces, does all entries and returns true.
+template <int... kPieces, typename T, bool kPlain>
+bool HeldRowDots(std::integer_sequence<int, kPieces...>, const SddmmArgs& args, const T* x,
                  const T* y, int64_t begin, int64_t end, Results<T, kPlain> results) {
-  const auto run = [&](auto vectors) {
-    using Row = HeldRow<decltype(vectors)::value, T>;
+  const auto run = [&](auto pieces) {
+    using Row = HeldRow<decltype(pieces)::value, T>;
     if (args.prefetch_entries > 0) {
       RowDots<Row, true>(args, x, y, begin, end, results);
     } else {
@@ -49,7 +49,8 @@ bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args,
     }
     return true;
   };
-  return ((args.d == kVectors * kLanes<T> && run(std::integral_constant<int, kVectors>())) || ...);
+  return ((args.d == kPieces * kPieceElements<T> && run(std::integral_constant<int, kPieces>())) ||
+          ...);
 }
 
 // d of 1 to 4: there is more to gain from short code than from vectors.
@@ -78,8 +79,9 @@ void EntryDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int
     if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, results);
     if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, results);
   }
-  constexpr std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> kVectors;
-  if (HeldRowDots(kVectors, args, x, y, begin, end, results)) return;
+  using Held = std::conditional_t<kInPairs<T>, std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8>,
+                                  std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> >;
+  if (HeldRowDots(Held(), args, x, y, begin, end, results)) return;
   RowDots<AnyRow<T>, false>(args, x, y, begin, end, results);
 }
 
@@ -103,7 +105,8 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
 }  // namespace
 
 void Sddmm(const SddmmArgs& args, int64_t task) {
-  DispatchDtype(args.dtype, [&](auto tag) { SddmmTask<typename decltype(tag)::type>(args, task); });
+  DispatchOwnDtype(args.dtype,
+                   [&](auto tag) { SddmmTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

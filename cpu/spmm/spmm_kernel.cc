@@ -1,5 +1,6 @@
 #include "cpu/common/machine.h"
 #include "cpu/spmm/spmm.h"
+#include "cpu/spmm/spmm_pairs.h"
 #include "cpu/spmm/spmm_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -44,8 +45,14 @@ inline Ahead AheadOf(int64_t bytes) {
 template <typename T, typename X>
 using BlockFunction = void (*)(const RowBlock<T, X>&);
 
+// Whether blocks of so many columns take pairs of entries, whose values are read as they are.
+template <typename T, typename X>
+bool InPairs(int64_t columns, const int32_t* permutation) {
+  return kInPairs<T> && std::is_same_v<T, X> && columns > 8 && !permutation;
+}
+
 template <typename T, typename X, int kWidth, int kVectors>
-BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead) {
+BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead, [[maybe_unused]] bool pairs) {
   const auto choose = [ahead](auto rows) -> BlockFunction<T, X> {
     using Rows = decltype(rows);
     switch (ahead) {
@@ -57,6 +64,11 @@ BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead) {
         return &Rows::template Run<Ahead::kStarts>;
     }
   };
+  if constexpr (kInPairs<T> && std::is_same_v<T, X> && kWidth == 16) {
+    if (pairs) {
+      return tail ? choose(PairedTile<kVectors, true>()) : choose(PairedTile<kVectors, false>());
+    }
+  }
   return tail ? choose(Tile<T, X, kWidth, kVectors, true>())
               : choose(Tile<T, X, kWidth, kVectors, false>());
 }
@@ -68,32 +80,32 @@ constexpr int64_t kMaxColumns = kMaxVectors * kLanes<T>;
 // The code for a block of `columns` columns, at most kMaxColumns. Up to 8 columns take a narrower
 // vector.
 template <typename T, typename X>
-BlockFunction<T, X> ChooseBlock(int64_t columns, Ahead ahead) {
+BlockFunction<T, X> ChooseBlock(int64_t columns, Ahead ahead, bool pairs) {
   constexpr int kWidth = kLanes<T>;
   const bool tail = columns % kWidth != 0;
   const int64_t vectors = (columns + kWidth - 1) / kWidth;
   if constexpr (kWidth > 8) {
-    if (columns <= 8) return ChooseTail<T, X, 8, 1>(columns < 8, ahead);
+    if (columns <= 8) return ChooseTail<T, X, 8, 1>(columns < 8, ahead, pairs);
   }
   switch (vectors) {
     case 1:
-      return ChooseTail<T, X, kWidth, 1>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 1>(tail, ahead, pairs);
     case 2:
-      return ChooseTail<T, X, kWidth, 2>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 2>(tail, ahead, pairs);
     case 3:
-      return ChooseTail<T, X, kWidth, 3>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 3>(tail, ahead, pairs);
     case 4:
-      return ChooseTail<T, X, kWidth, 4>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 4>(tail, ahead, pairs);
     case 5:
-      return ChooseTail<T, X, kWidth, 5>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 5>(tail, ahead, pairs);
     case 6:
-      return ChooseTail<T, X, kWidth, 6>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 6>(tail, ahead, pairs);
     case 7:
-      return ChooseTail<T, X, kWidth, 7>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 7>(tail, ahead, pairs);
     case 8:
-      return ChooseTail<T, X, kWidth, 8>(tail, ahead);
+      return ChooseTail<T, X, kWidth, 8>(tail, ahead, pairs);
     default:
-      return ChooseTail<T, X, kWidth, kMaxVectors>(false, ahead);
+      return ChooseTail<T, X, kWidth, kMaxVectors>(false, ahead, pairs);
   }
 }
 
@@ -136,8 +148,8 @@ void StoreColumns(const Accumulator<T>* sums, int64_t columns, T* y) {
 template <typename T, typename X>
 class BlockTask {
   using Acc = Accumulator<T>;
-  // Whether long rows of few columns widen values where they use them. Not tried with AVX-512.
-  static constexpr bool kOwnValues = !std::is_same_v<T, Acc> && kVectorBytes < 64;
+  // Long rows of few columns widen values where they use them.
+  static constexpr bool kOwnValues = !std::is_same_v<T, Acc>;
 
  public:
   // The block has the columns from `column` on. With `looks`, of a product with one column only,
@@ -147,7 +159,9 @@ class BlockTask {
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
-        run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))))) {
+        own_(InPairs<T, X>(columns, permutation_)),
+        run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
+    block_.own_values = values_;
     block_.indices = args.indices;
     block_.last_entry = args.entries - 1;
     block_.x = x + (column - tile.first);
@@ -214,7 +228,6 @@ class BlockTask {
     if constexpr (kOwnValues) {
       if (loop == RowLoop::kLong && !permutation_) {
         own_ = true;
-        block_.own_values = values_;
         run_ = &Tile::template RunLongOwn<kTail, kLooks>;
         return;
       }
@@ -264,7 +277,7 @@ class BlockTask {
   const T* values_;
   const int32_t* permutation_;
   int64_t columns_;
-  bool own_ = false;  // whether `run_` widens values itself
+  bool own_;  // whether `run_` reads values as they are
   bool wrong_ = false;
   BlockFunction<T, X> run_;
   void (*multiply_)(const RowBlock<T, X>&, const T*, const int32_t*, int64_t, int64_t,
@@ -338,7 +351,8 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
 }  // namespace
 
 void Spmm(const SpmmArgs& args, int64_t task) {
-  DispatchDtype(args.dtype, [&](auto tag) { SpmmTask<typename decltype(tag)::type>(args, task); });
+  DispatchOwnDtype(args.dtype,
+                   [&](auto tag) { SpmmTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

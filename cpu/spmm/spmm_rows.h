@@ -19,7 +19,7 @@ struct RowBlock {
   int64_t last_entry;            // of the whole matrix: how far prefetching may look
   const Accumulator<T>* values;  // values[p - first_entry] is entry p's
   int64_t first_entry;
-  const T* own_values;  // of entry 0, for loops that widen them where they use them
+  const T* own_values;  // of entry 0, for loops that read them as they are
   const X* x;
   T* y;
   int64_t x_stride, y_stride;  // from one row to the next
@@ -100,6 +100,10 @@ struct Tile {
 
   static void Finish(const RowBlock<T, X>& block, Sum* sums, T* y) {
     InOrder<X, kWhole>(sums);
+    FinishInOrder(block, sums, y);
+  }
+
+  static void FinishInOrder(const RowBlock<T, X>& block, const Sum* sums, T* y) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
       const int at = i * kWidth;

@@ -33,6 +33,7 @@ _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) pe
 _WIDENED = Fraction(1, 2)  # of L2: the most bytes of a tile of widened rows
 _HALF = ("bfloat16", "float16")
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
+_WIDE = 64  # bytes of the registers of AVX-512
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
 _SMALL_SPMM = 1 << 15  # nonzeros plus rows: fewer take smaller chunks
 _SMALL_INTEL = 1 << 17  # the same on Intel
@@ -103,9 +104,12 @@ def choose_schedule(problem: Problem) -> Schedule:
     B then takes half of a second-level cache or less. Of up to four columns that takes 0.55x to
     1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to 0.95x, in float16 for all
     columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon with AVX-512 (48 KB L1 and
-    2 MB L2 each). All else was up to 1.3x slower so. With registers of 32 bytes, where part of a
-    16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V =
-    2 and 8; one core of a busy Zen 3).
+    2 MB L2 each). All else was up to 1.3x slower so. On other processors with registers of 64 bytes
+    vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as long, n = 1 to 16), and
+    entries only if all of B then fits in the first-level cache (0.93x for n = 1 and 4; where it
+    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). With registers of 32
+    bytes, where part of a 16-bit row has no instruction of its own, A^T B of up to seven columns
+    takes 0.38x to 0.6x (V = 2 and 8; one core of a busy Zen 3).
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -160,7 +164,9 @@ def _machine_fields(problem: Problem) -> list[str]:
         fields += of_caches if problem.dtype in _PACKED_BYTES else ["intel"]
     if problem.dtype in _HALF:
         fields += ["l2_bytes"]
-        fields += ["vector_bytes"] if problem.permuted and problem.vector_length else []
+        fields += ["vector_bytes"] if problem.vector_length or not problem.permuted else []
+        if not problem.permuted:
+            fields += ["l1_bytes"] if problem.format == CSR else ["intel"]
     if problem.format == CSR and scatter_entries(problem, made=False)[0]:
         fields += ["cores"]
     return fields
@@ -517,17 +523,21 @@ def _widening_pays(problem: Problem) -> bool:
     if problem.dtype not in _HALF:
         return False
     length, k, n = problem.vector_length, problem.shape[1], problem.n
+    machine = this_machine()
     if problem.format != CSR and length is None:
         return False
-    if not 1 <= n * k <= _WIDENED * this_machine().l2_bytes / 4:
+    if not 1 <= n * k <= _WIDENED * machine.l2_bytes / 4:
         return False
     if problem.permuted:  # each vector of A^T meets rows of B for each of its values
-        if length is None or n >= _TAIL or this_machine().vector_bytes != _TAIL * 4:
+        if length is None or n >= _TAIL or machine.vector_bytes != _TAIL * 4:
             return False
         dots = n == 1 and length % 4 == 0  # which reads B in whole registers
         return not dots and problem.nnz >= _WIDENED_USES * k
     if problem.nnz < _WIDENED_USES * k * (length or 1):
         return False
+    if machine.vector_bytes == _WIDE and not machine.intel:
+        far = length is None and 4 * n * k > machine.l1_bytes
+        return n <= 4 and length != 2 and not far
     return n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
 
 

@@ -317,7 +317,23 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
 def test_rows_are_widened_up_to_half_of_a_second_level_cache():
     of = dict(k=65_536, nnz=16 * 65_536, m=65_536, n=4, dtype="bfloat16")  # 1 MiB of float32
     for l2, chosen in ((1, CpuTile()), (2, CpuTile(columns=4, packed=True))):
-        assert chosen_on(Machine(l2_bytes=l2 << 20), **of) == chosen
+        assert chosen_on(Machine(l2_bytes=l2 << 20, intel=True), **of) == chosen
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_are_widened_elsewhere_than_on_intel(dtype):
+    """With registers of 64 bytes: entries with a B that fits in the first-level cache, no vectors
+    of 2 rows."""
+    of, near = dict(k=8192, nnz=200_000, dtype=dtype), CpuTile(columns=1, packed=True)
+    zen = Machine(l1_bytes=32 << 10)
+    for found, n, chosen in ((zen, 1, near), (zen, 2, CpuTile()), (Machine(), 2, CpuTile())):
+        assert chosen_on(found, n=n, **of) == chosen
+    assert chosen_on(INTEL, n=2, **of) == CpuTile(columns=2, packed=True)
+    twos = of | dict(k=1024, format="CVS(2)")
+    assert chosen_on(zen, n=1, **twos) == CpuTile()
+    assert chosen_on(INTEL, n=1, **twos) == chosen_on(Machine(vector_bytes=32), n=1, **twos) == near
+    eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
+    assert chosen_on(zen, n=4, **eights) == CpuTile(columns=4, packed=True)
 
 
 def test_the_machine_is_read_and_shown():

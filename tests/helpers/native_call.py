@@ -7,7 +7,8 @@ from sgap_jax.runtime.native import native
 # XLA_FFI_DataType of the FFI's C API.
 TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h).
+# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h) and, in
+# bfloat16, those of pairs (cpu/simd/pairs.h).
 TILE_ISAS = ("avx512_bf16", "amx")
 
 
@@ -34,8 +35,15 @@ def run(target, operands, results, attributes, isa, threads=1):
 
 
 def kernel_isas():
-    """The instruction sets that differ in other kernels than those of matrix tiles."""
+    """The instruction sets that differ in other kernels than those of matrix tiles and of pairs."""
     return [isa for isa in native.supported_isas() if isa not in TILE_ISAS]
+
+
+def typed_isas(dtypes):
+    """(dtype, instruction set) of kernels that differ, those of pairs of bfloat16 among them."""
+    found = [(dtype, isa) for isa in kernel_isas() for dtype in dtypes]
+    pairs = [isa for isa in native.supported_isas() if isa == "avx512_bf16"]
+    return found + [("bfloat16", isa) for isa in pairs]
 
 
 def direct_product(A, a, B, b, columns, isa="", threads=2, sums=""):

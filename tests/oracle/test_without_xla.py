@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from battery import BATTERY, cast, from_row_lengths
-from native_call import kernel_isas, run
+from native_call import kernel_isas, run, typed_isas
 from row_oracle import row_sum_oracle, softmax_oracle
 from sddmm_oracle import operands
 from sddmm_oracle import oracle as sddmm_oracle
@@ -19,6 +19,9 @@ TILES = dict(tile_columns=0, chunk_nonzeros=64, pack=False)
 
 isas = pytest.mark.parametrize("isa", kernel_isas())
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+typed = pytest.mark.parametrize(
+    ("dtype", "isa"), [pytest.param(*pair, id="-".join(pair)) for pair in typed_isas(DTYPES)]
+)
 
 
 def spmm(case, dtype, n, isa, **changes):
@@ -42,8 +45,7 @@ def sddmm(case, dtype, d, isa, target="sgap_sddmm_csr_v1"):
     return values[0], *sddmm_oracle(case, dtype, X, Y)
 
 
-@isas
-@dtypes
+@typed
 @pytest.mark.parametrize("name", BATTERY)
 def test_entries(name, dtype, isa):
     case = BATTERY[name]
@@ -83,6 +85,23 @@ def test_vectors(name, length, dtype, isa):
         expected, bound = np.zeros((2, values.size))
         expected[place], bound[place] = sddmm_oracle(case, dtype, X, Y)
         assert_within(sampled.reshape(-1), expected, bound)  # what is no entry is exactly zero
+
+
+@pytest.mark.parametrize("isa", [isa for _, isa in typed_isas(["bfloat16"])])
+def test_entries_in_pairs(isa):
+    """Rows of an odd number of entries: the last one meets neither the next row's value nor a row
+    of B; all widths of rows that are held in registers."""
+    case = from_row_lengths("odd", 200, [3, 1, 0, 65, 2, 17, 1] * 9)
+    for n in (9, 16, 32, 64, 96, 128, 160, 192, 256, 270):
+        y, expected, bound = spmm(case, "bfloat16", n, isa)
+        assert_within(y, expected, bound)
+        assert_within(*sddmm(case, "bfloat16", n, isa))
+    last = case.row_offsets[1]  # the first entry of the second row
+    case.values[last] = np.inf
+    y, expected, bound = spmm(case, "bfloat16", 40, isa)
+    rest = np.arange(case.shape[0]) != 1
+    assert not np.isfinite(y[1].astype(float)).all()
+    assert_within(y[rest], expected[rest], bound[rest])
 
 
 def anything(rng, rows, nnz, size):
