@@ -1,15 +1,18 @@
 # sgap_add_isa_variants(<out_var> <table> <sources...>): one object library per instruction set from the same sources;
-# those of SGAP_TILE_ISAS from the table of kernels and the *_octet*_kernel.cc among the sources. Each is compiled with SGAP_ISA=<isa>, the namespace of everything in it, so that the variants can share a module.
+# those of SGAP_TILE_ISAS from the table of kernels and, among the sources, the *_octet*_kernel.cc; the first of them also
+# from the kernels of bfloat16 in pairs. Each is compiled with SGAP_ISA=<isa>, the namespace of everything in it, so that the variants can share a module.
 set(SGAP_ISA_FLAGS_baseline "")
 set(SGAP_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(SGAP_ISA_FLAGS_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
 
-# These have the kernels of SGAP_ISA_BASE, but for those of matrix tiles (cpu/simd/tiles.h). The assembler knows AMX;
-# the compiler need not.
+# These have the kernels of SGAP_ISA_BASE, but for those of matrix tiles (cpu/simd/tiles.h) and of bfloat16 in pairs
+# (cpu/simd/pairs.h); the latter are those of SGAP_ISA_PAIRS. The assembler knows AMX; the compiler need not.
 set(SGAP_ISA_FLAGS_avx512_bf16 ${SGAP_ISA_FLAGS_avx512} -mavx512bf16)
 set(SGAP_ISA_FLAGS_amx ${SGAP_ISA_FLAGS_avx512_bf16} -DSGAP_AMX=1)
 set(SGAP_ISA_BASE avx512)
+set(SGAP_ISA_PAIRS avx512_bf16)
+set(SGAP_PAIR_SOURCES "/(spmm_cvs|spmm_scatter|sddmm_cvs)_kernel\\.cc$")
 
 set(SGAP_ONLY_ISA "" CACHE STRING "One instruction set (baseline, avx2 or avx512) and no choice at load: a quick build for one machine")
 set(SGAP_ISAS baseline)
@@ -31,7 +34,7 @@ function(sgap_add_kernels name isa)
   add_library(${name} OBJECT ${ARGN})
   target_compile_definitions(${name} PRIVATE SGAP_ISA=${isa} SGAP_ISA_${isa}=1)
   if(isa IN_LIST SGAP_TILE_ISAS)
-    target_compile_definitions(${name} PRIVATE SGAP_BASE_ISA=${SGAP_ISA_BASE})
+    target_compile_definitions(${name} PRIVATE SGAP_BASE_ISA=${SGAP_ISA_BASE} SGAP_PAIR_ISA=${SGAP_ISA_PAIRS})
   endif()
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   target_compile_options(${name} PRIVATE ${SGAP_KERNEL_FLAGS} ${SGAP_ISA_FLAGS_${isa}})
@@ -44,8 +47,13 @@ function(sgap_add_isa_variants out_var table)
   set(tiles ${ARGN})
   list(FILTER others EXCLUDE REGEX "_octet(_[a-z]+)?_kernel\\.cc$")
   list(FILTER tiles INCLUDE REGEX "_octet(_[a-z]+)?_kernel\\.cc$")
+  set(pairs ${ARGN})
+  list(FILTER pairs INCLUDE REGEX "${SGAP_PAIR_SOURCES}")
   foreach(isa IN LISTS SGAP_ISAS SGAP_TILE_ISAS)
-    if(isa IN_LIST SGAP_TILE_ISAS)
+    if(isa STREQUAL SGAP_ISA_PAIRS)
+      sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles} ${pairs})
+      list(APPEND targets sgap_kernels_${isa})
+    elseif(isa IN_LIST SGAP_TILE_ISAS)
       sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles})
       list(APPEND targets sgap_kernels_${isa})
     elseif(isa STREQUAL SGAP_ISA_BASE)

@@ -5,13 +5,23 @@
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
 #if defined(SGAP_BASE_ISA)
-// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles.
+#include "cpu/sddmm/sddmm.h"
+#include "cpu/spmm/spmm.h"
+
+// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles, and in those of
+// bfloat16 in pairs, which SGAP_PAIR_ISA has, itself or another one.
 namespace sgap::SGAP_BASE_ISA {
 #define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
 bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
 bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 }  // namespace sgap::SGAP_BASE_ISA
+
+namespace sgap::SGAP_PAIR_ISA {
+#define SGAP_KERNEL(Name, Args)
+#define SGAP_PAIR_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
+}  // namespace sgap::SGAP_PAIR_ISA
 #endif
 
 namespace sgap::SGAP_ISA {
@@ -20,6 +30,11 @@ namespace sgap::SGAP_ISA {
 
 using SGAP_BASE_ISA::IndicesHold, SGAP_BASE_ISA::OffsetsHold;
 #define SGAP_KERNEL(Name, Args) using SGAP_BASE_ISA::Name;
+#define SGAP_PAIR_KERNEL(Name, Args)                                 \
+  static void Name##OfAny(const Args& args, int64_t task) {          \
+    const bool pairs = args.dtype == Dtype::kBFloat16;               \
+    (pairs ? SGAP_PAIR_ISA::Name : SGAP_BASE_ISA::Name)(args, task); \
+  }
 #define SGAP_TILE_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
 
@@ -55,6 +70,9 @@ const KernelTable kKernelTable = {
     IndicesHold,
     OffsetsHold,
 #define SGAP_KERNEL(Name, Args) Name,
+#if defined(SGAP_BASE_ISA)
+#define SGAP_PAIR_KERNEL(Name, Args) Name##OfAny,
+#endif
 #include "cpu/kernels.def"
 };
 

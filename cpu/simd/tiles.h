@@ -4,17 +4,16 @@
 //
 //   C[i, j] += sum over p of A[i, 2p] B[p, 2j] + A[i, 2p + 1] B[p, 2j + 1]
 //
-// C: up to 16 x 16 float32; A: up to 16 rows of 32 bfloat16; B: up to 16 rows, one for each pair of
-// columns of A, in which the two values that a pair multiplies are next to each other.
+// C: up to 16 x 16 float32; A: up to 16 rows of kTileDepth bfloat16; B: up to 16 rows, one for each
+// pair of columns of A, in which the two values that a pair multiplies are next to each other.
 #pragma once
 
-#include "cpu/simd/lane_sums.h"
+#include "cpu/simd/pairs.h"
 
 namespace sgap::SGAP_ISA {
 
 constexpr int kTileRows = 16;
 constexpr int kTileBytes = 64;
-constexpr int kTileDepth = 32;  // values of a row of A
 constexpr int kTileColumns = 16;
 
 // Rows and bytes of a row of each register.
@@ -128,16 +127,7 @@ class Tiles {
 
 #endif
 
-// Rows x and y of kTileDepth columns as two tile rows of pairs (x[j], y[j]): those of the first and
-// of the second half of each 16 bytes, which the processor interleaves in one instruction.
-// StorePanel and StorePanelSums put columns back in order.
-using TileRow = Vector<uint16_t, kTileDepth>;
-
-template <int kHalf, int... i>
-inline TileRow PairHalves(TileRow x, TileRow y, std::integer_sequence<int, i...>) {
-  return Shuffle<(i / 8 * 8 + kHalf * 4 + i % 8 / 2 + i % 2 * kTileDepth)...>(x, y);
-}
-
+// Rows x and y as two tile rows of pairs in the order of PairHalves.
 inline void StorePairs(TileRow x, TileRow y, uint16_t* first, uint16_t* second) {
   constexpr auto kAll = std::make_integer_sequence<int, kTileDepth>();
   const TileRow pairs[2] = {PairHalves<0>(x, y, kAll), PairHalves<1>(x, y, kAll)};
@@ -145,12 +135,7 @@ inline void StorePairs(TileRow x, TileRow y, uint16_t* first, uint16_t* second) 
   std::memcpy(second, &pairs[1], sizeof(TileRow));
 }
 
-// The same with the columns in order: pairs of columns 0 .. 15 and 16 .. 31.
-template <int kHalf, int... i>
-inline TileRow PairsInOrder(TileRow x, TileRow y, std::integer_sequence<int, i...>) {
-  return Shuffle<(kHalf * 16 + i / 2 + i % 2 * kTileDepth)...>(x, y);
-}
-
+// The same with the columns in order.
 inline void StorePairsInOrder(TileRow x, TileRow y, uint16_t* first, uint16_t* second) {
   constexpr auto kAll = std::make_integer_sequence<int, kTileDepth>();
   const TileRow pairs[2] = {PairsInOrder<0>(x, y, kAll), PairsInOrder<1>(x, y, kAll)};
@@ -193,23 +178,6 @@ inline void TransposeWords(Vector<uint32_t, 16>* rows, std::integer_sequence<int
 template <int kCount>
 inline void TransposeWords(Vector<uint32_t, 16>* rows) {
   TransposeWords<kCount, kCount>(rows, std::make_integer_sequence<int, 16>());
-}
-
-// `count` values of a row as bits, up to kTileDepth; the rest is zero and is not read.
-inline TileRow LoadTileRow(const BFloat16* source, int count) {
-  return LoadBits<kTileDepth>(reinterpret_cast<const uint16_t*>(source), count);
-}
-inline TileRow LoadTileRow(const BFloat16* source) {
-  TileRow row;
-  std::memcpy(&row, source, sizeof(row));
-  return row;
-}
-
-// Columns 0 .. 15 (kHalf = 0) or 16 .. 31 of a row of C, from its row in the two tiles of a panel.
-template <int kHalf, int... i>
-inline Vector<float, 16> PanelColumns(Vector<float, 16> first, Vector<float, 16> second,
-                                      std::integer_sequence<int, i...>) {
-  return Shuffle<(kHalf * 8 + i / 8 * 4 + i % 4 + (i / 4 % 2) * 16)...>(first, second);
 }
 
 // Stores the row of a panel's two tiles as `count` values of T.

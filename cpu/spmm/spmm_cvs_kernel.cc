@@ -159,8 +159,8 @@ void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
 }  // namespace
 
 void SpmmCvs(const SpmmArgs& args, int64_t task) {
-  DispatchDtype(args.dtype,
-                [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
+  DispatchOwnDtype(args.dtype,
+                   [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -7,7 +7,8 @@ from sgap_jax.runtime.native import native
 # XLA_FFI_DataType of the FFI's C API.
 TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h).
+# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h) and of column
+# vectors of bfloat16 in pairs (cpu/simd/pairs.h), which are the same in both.
 TILE_ISAS = ("avx512_bf16", "amx")
 
 
@@ -34,8 +35,14 @@ def run(target, operands, results, attributes, isa, threads=1):
 
 
 def kernel_isas():
-    """The instruction sets that differ in other kernels than those of matrix tiles."""
+    """The instruction sets that differ in other kernels than those of `TILE_ISAS`."""
     return [isa for isa in native.supported_isas() if isa not in TILE_ISAS]
+
+
+def vector_isas(dtype):
+    """The instruction sets that differ in the kernels of column vectors."""
+    pairs = [isa for isa in native.supported_isas() if isa == TILE_ISAS[0]]
+    return kernel_isas() + (pairs if dtype == "bfloat16" else [])
 
 
 def direct_product(A, a, B, b, columns, isa="", threads=2, sums=""):
