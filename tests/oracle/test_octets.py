@@ -1,5 +1,5 @@
-"""Products of column vectors of bfloat16 on matrix tiles of the CPU and, in vectors, in pairs: every
-instruction set, against float64 loops."""
+"""Products of column vectors of bfloat16 on matrix tiles of the CPU and, in vectors, in pairs, on
+every instruction set, against float64 loops."""
 
 from typing import NamedTuple
 
