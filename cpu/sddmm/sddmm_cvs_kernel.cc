@@ -18,11 +18,13 @@ constexpr int kHeld = 4;
 // kRows rows of x against the rows of y that kColumns vectors name: kLanes dot products.
 template <typename T, int kRows>
 struct VectorDots {
-  static constexpr int kSize = kLanes<T>, kColumns = kSize / kRows;
+  using Pieces = DotPieces<T>;
+  static constexpr int kSize = kLanes<T>, kColumns = kSize / kRows, kWide = Pieces::kWidth;
   static constexpr bool kHoldX = kRows <= kColumns;
   static constexpr int kFew = kHoldX ? kRows : kColumns, kMany = kSize / kFew;
   static constexpr int kSteps = kHeld / kFew > 1 ? kHeld / kFew : 1;
-  using Sum = Vector<Accumulator<T>, kSize>;
+  using Sum = typename Pieces::Sum;
+  using Piece = typename Pieces::Piece;
 
   const T* x[kRows];
   const T* y;
@@ -35,37 +37,39 @@ struct VectorDots {
     const auto row = [&](bool of_x, int i) {
       return (of_x ? x[i] : y + size_t(columns[i]) * size_t(width)) + at;
     };
-    Sum held[kFew][kCount];
+    Piece held[kFew][kCount];
 #pragma GCC unroll 16
-    for (int i = 0; i < kFew; ++i) {
-      LoadApart<T, kSize, kCount>(row(kHoldX, i), held[i]);
-    }
+    for (int i = 0; i < kFew; ++i) Pieces::template LoadPieces<kCount>(row(kHoldX, i), held[i]);
 #pragma GCC unroll 16
     for (int j = 0; j < kMany; ++j) {
-      Sum pieces[kCount];
-      LoadApart<T, kSize, kCount>(row(!kHoldX, j), pieces);
+      Piece pieces[kCount];
+      Pieces::template LoadPieces<kCount>(row(!kHoldX, j), pieces);
 #pragma GCC unroll 16
       for (int s = 0; s < kCount; ++s) {
-        const Sum piece = Kept(pieces[s]);
+        const Piece piece = Kept(pieces[s]);
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
-          sums[kHoldX ? j * kRows + i : i * kRows + j] += held[i][s] * piece;
+          Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
+          sum = Pieces::PlusProducts(sum, held[i][s], piece);
         }
       }
     }
   }
 
   void AddTail(const int32_t* columns, int remainder, Sum* sums) const {
-    Sum right[kColumns];
+    Piece right[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      right[c] = LoadTail(y + size_t(columns[c]) * size_t(width), width, remainder);
+      right[c] = Pieces::LoadLast(y + size_t(columns[c]) * size_t(width), width, remainder);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Sum left = LoadTail(x[r], width, remainder);
+      const Piece left = Pieces::LoadLast(x[r], width, remainder);
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) sums[c * kRows + r] += left * right[c];
+      for (int c = 0; c < kColumns; ++c) {
+        Sum& sum = sums[c * kRows + r];
+        sum = Pieces::PlusProducts(sum, left, right[c]);
+      }
     }
   }
 
@@ -75,14 +79,14 @@ struct VectorDots {
     return padded;
   }
 
-  // Lane c * kRows + r: the dot product of x[r] and y[columns[c]], rows of kWidth vectors.
+  // Lane c * kRows + r: the dot product of x[r] and y[columns[c]], rows of kWidth pieces.
   // Addresses are computed first: among the multiply-adds they cost up to 1.4x.
   template <int kWidth>
   __attribute__((always_inline)) Sum ShortDots(const int32_t* columns) const {
     const T* rows[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      const T* row = y + size_t(columns[c]) * (kWidth * kSize);
+      const T* row = y + size_t(columns[c]) * (kWidth * kWide);
       asm volatile("" : "+r"(row));
       rows[c] = row;
     }
@@ -90,18 +94,22 @@ struct VectorDots {
 #pragma GCC unroll 16
     for (int s = 0; s < kWidth; ++s) {
       const auto row = [&](bool of_x, int i) {
-        return Kept(Load<T, kSize>((of_x ? x[0] + i * kWidth * kSize : rows[i]) + s * kSize));
+        return Kept(Pieces::LoadPiece((of_x ? x[0] + i * kWidth * kWide : rows[i]) + s * kWide));
       };
-      Sum held[kFew];
+      Piece held[kFew];
 #pragma GCC unroll 16
       for (int i = 0; i < kFew; ++i) held[i] = row(kHoldX, i);
 #pragma GCC unroll 16
       for (int j = 0; j < kMany; ++j) {
-        const Sum piece = row(!kHoldX, j);
+        const Piece piece = row(!kHoldX, j);
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
           Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
-          sum = s == 0 ? held[i] * piece : sum + held[i] * piece;
+          if constexpr (kInPairs<T>) {
+            sum = DotPairs(s == 0 ? Sum{} : sum, held[i], piece);
+          } else {
+            sum = s == 0 ? held[i] * piece : sum + held[i] * piece;
+          }
         }
       }
     }
@@ -135,9 +143,9 @@ struct VectorDots {
 #pragma GCC unroll 16
     for (int i = 0; i < kSize; ++i) sums[i] = Sum{};
     int64_t at = 0;
-    for (; at + kSteps * kSize <= width; at += kSteps * kSize) Add<kSteps>(columns, at, sums);
+    for (; at + kSteps * kWide <= width; at += kSteps * kWide) Add<kSteps>(columns, at, sums);
     if constexpr (kSteps > 1) {
-      for (; at + kSize <= width; at += kSize) Add<1>(columns, at, sums);
+      for (; at + kWide <= width; at += kWide) Add<1>(columns, at, sums);
     }
     if (at < width) AddTail(columns, int(width - at), sums);
     return SumTransposed<kSize / 2>(sums);
@@ -166,6 +174,7 @@ int64_t RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, Ve
                   Results<T, kPlain> results) {
   using Dots = VectorDots<T, kRows>;
   constexpr int kColumns = Dots::kColumns, kSize = Dots::kSize;
+  constexpr int kShort = 2 * kSize / Dots::kWide;  // pieces
   Dots dots;
   dots.y = y;
   dots.width = args.d;
@@ -174,8 +183,9 @@ int64_t RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, Ve
   if (kRows > 1 && whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
     const int32_t *first = args.indices + range.begin, *end = args.indices + range.end;
     const auto target = results + range.begin * kRows;
-    return (args.d == 2 * kSize ? dots.template RunShort<2>(first, end, range.limit, target)
-                                : dots.template RunShort<4>(first, end, range.limit, target)) -
+    return (args.d == 2 * kSize
+                ? dots.template RunShort<kShort>(first, end, range.limit, target)
+                : dots.template RunShort<2 * kShort>(first, end, range.limit, target)) -
            args.indices;
   }
   int64_t p = range.begin;
@@ -302,8 +312,8 @@ void SddmmCvsTask(const SddmmArgs& args, int64_t task) {
 }  // namespace
 
 void SddmmCvs(const SddmmArgs& args, int64_t task) {
-  DispatchDtype(args.dtype,
-                [&](auto tag) { SddmmCvsTask<typename decltype(tag)::type>(args, task); });
+  DispatchOwnDtype(args.dtype,
+                   [&](auto tag) { SddmmCvsTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -5,6 +5,7 @@
 
 #include "cpu/sddmm/sddmm.h"
 #include "cpu/sddmm/sddmm_dots.h"
+#include "cpu/simd/pairs.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -13,38 +14,87 @@ struct VectorRange {
   int64_t begin, end, limit;
 };
 
+// A register of values of a row that follow each other: as many as there are sums or, where
+// products go in pairs, twice as many.
+template <typename T>
+struct DotPieces {
+  static constexpr int kSize = kLanes<T>, kWidth = kInPairs<T> ? 2 * kSize : kSize;
+  using Sum = DotSum<T>;
+  using Piece = std::conditional_t<kInPairs<T>, Pairs, Sum>;
+  using Word = std::conditional_t<kInPairs<T>, uint32_t, Accumulator<T>>;
+
+  static Piece LoadPiece(const T* row) {
+    if constexpr (kInPairs<T>) {
+      return BitCast<Piece>(LoadTileRow(row));
+    } else {
+      return Load<T, kSize>(row);
+    }
+  }
+
+  // The last `remainder` values of a row of `width`.
+  static Piece LoadLast(const T* row, int64_t width, int remainder) {
+    if constexpr (kInPairs<T>) {
+      return BitCast<Piece>(LoadTileRow<true>(row + width - remainder, remainder));
+    } else {
+      return LoadTail(row, width, remainder);
+    }
+  }
+
+  // kCount pieces in any order, the same for each row.
+  template <int kCount>
+  static void LoadPieces(const T* row, Piece* pieces) {
+    if constexpr (kInPairs<T>) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) pieces[i] = LoadPiece(row + i * kWidth);
+    } else {
+      LoadApart<T, kSize, kCount>(row, pieces);
+    }
+  }
+
+  static Sum PlusProducts(Sum sum, Piece x, Piece y) {
+    if constexpr (kInPairs<T>) {
+      return DotPairs(sum, x, y);
+    } else {
+      return sum + x * y;
+    }
+  }
+};
+
 // Sums that a run holds: the other registers have pieces of y, repeated ones, and x.
 constexpr int kPackedSums = kVectorBytes == 64 ? 16 : 8;
 
 // kGroups groups of kPart rows: each 16 bytes of a vector have one value of each row of a group.
 template <typename T, int kGroups>
-struct PackedRows {
+struct PackedRows : DotPieces<T> {
   using Acc = Accumulator<T>;
-  static constexpr int kSize = kLanes<T>, kPart = 16 / sizeof(Acc), kParts = kSize / kPart;
+  using Pieces = DotPieces<T>;
+  using Pieces::kSize, Pieces::kWidth;
+  using typename Pieces::Sum, typename Pieces::Piece, typename Pieces::Word;
+  static constexpr int kPart = 16 / sizeof(Acc), kParts = kSize / kPart;
   static constexpr int kRows = kGroups * kPart;
-  using Sum = Vector<Acc, kSize>;
   using Lanes = std::make_integer_sequence<int, kSize>;
 
-  static constexpr int64_t kMaxWidth = 512;   // of x: all its rows fit in the first-level cache
-  alignas(64) Acc packed[kRows * kMaxWidth];  // [width / kSize][kPart][kGroups][kSize]
+  static constexpr int64_t kMaxWidth = 512;  // of x: all its rows fit in the first-level cache
+  // [width / kWidth][kPart][kGroups][kSize] values or pairs
+  alignas(64) Word packed[kRows * kMaxWidth / (kWidth / kSize)];
   const T* y;
   int64_t width;
 
   // Of each 16 bytes of a and b: the first or second halves of kDistance lanes, a's beside b's.
   template <int kDistance, bool kSecond, int... i>
-  static Sum Halves(Sum a, Sum b, std::integer_sequence<int, i...>) {
+  static Piece Halves(Piece a, Piece b, std::integer_sequence<int, i...>) {
     constexpr int from = kSecond ? kDistance : 0;
     return Shuffle<((i & kDistance ? kSize - kDistance : 0) + i + from)...>(a, b);
   }
 
   // Lane r of part p of rows[j] becomes lane j of part p of rows[r].
   template <int kDistance>
-  static void Transpose(Sum* rows) {
+  static void Transpose(Piece* rows) {
     if constexpr (kDistance > 0) {
 #pragma GCC unroll 4
       for (int r = 0; r < kPart; ++r) {
         if (r & kDistance) continue;
-        const Sum a = rows[r], b = rows[r + kDistance];
+        const Piece a = rows[r], b = rows[r + kDistance];
         rows[r] = Halves<kDistance, false>(a, b, Lanes());
         rows[r + kDistance] = Halves<kDistance, true>(a, b, Lanes());
       }
@@ -54,21 +104,21 @@ struct PackedRows {
 
   // kRows rows that follow each other.
   void Pack(const T* x) {
-    Acc* target = packed;
-    for (int64_t at = 0; at < width; at += kSize, target += kRows * kSize) {
+    Word* target = packed;
+    for (int64_t at = 0; at < width; at += kWidth, target += kRows * kSize) {
 #pragma GCC unroll 4
       for (int g = 0; g < kGroups; ++g) {
-        Sum rows[kPart];
+        Piece rows[kPart];
 #pragma GCC unroll 4
         for (int r = 0; r < kPart; ++r) {
           const T* row = x + (g * kPart + r) * width;
-          rows[r] = at + kSize <= width ? Load<T, kSize>(row + at)
-                                        : LoadTail(row, width, int(width - at));
+          rows[r] = at + kWidth <= width ? Pieces::LoadPiece(row + at)
+                                         : Pieces::LoadLast(row, width, int(width - at));
         }
         Transpose<kPart / 2>(rows);
 #pragma GCC unroll 4
         for (int j = 0; j < kPart; ++j) {
-          Store<Acc, kSize>(target + (j * kGroups + g) * kSize, rows[j]);
+          std::memcpy(target + (j * kGroups + g) * kSize, rows + j, sizeof(Piece));
         }
       }
     }
@@ -76,22 +126,24 @@ struct PackedRows {
 
   // Value kValue of each 16 bytes, throughout them.
   template <int kValue, int... i>
-  static Sum Repeated(Sum y, std::integer_sequence<int, i...>) {
+  static Piece Repeated(Piece y, std::integer_sequence<int, i...>) {
     return Shuffle<(i / kPart * kPart + kValue)...>(y, y);
   }
 
-  // kSize columns of x and y, from value kValue of each 16 bytes on.
+  // kWidth columns of x and y, from value or pair kValue of each 16 bytes on.
   template <int kColumns, int kValue = 0>
-  static void Add(const Acc* x, const Sum* y, Sum* sums) {
+  static void Add(const Word* x, const Piece* y, Sum* sums) {
     if constexpr (kValue < kPart) {
-      Sum rows[kGroups];
-#pragma GCC unroll 4
-      for (int g = 0; g < kGroups; ++g) rows[g] = Load<Acc, kSize>(x + g * kSize);
+      Piece rows[kGroups];
+      std::memcpy(rows, x, sizeof(rows));
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        const Sum repeated = Repeated<kValue>(y[c], Lanes());
+        const Piece repeated = Repeated<kValue>(y[c], Lanes());
 #pragma GCC unroll 4
-        for (int g = 0; g < kGroups; ++g) sums[c * kGroups + g] += rows[g] * repeated;
+        for (int g = 0; g < kGroups; ++g) {
+          Sum& sum = sums[c * kGroups + g];
+          sum = Pieces::PlusProducts(sum, rows[g], repeated);
+        }
       }
       Add<kColumns, kValue + 1>(x + kGroups * kSize, y, sums);
     }
@@ -101,21 +153,25 @@ struct PackedRows {
   template <int kColumns>
   __attribute__((noinline)) void Run(const int32_t* columns, Acc* results) const {
     const T* rows[kColumns];
-    Sum sums[kColumns * kGroups], pieces[kColumns];
+    Sum sums[kColumns * kGroups];
+    Piece pieces[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) rows[c] = y + size_t(columns[c]) * size_t(width);
 #pragma GCC unroll 16
     for (int i = 0; i < kColumns * kGroups; ++i) sums[i] = Sum{};
     int64_t at = 0;
-    for (; at + kSize <= width; at += kSize) {
+    const Word* x = packed;
+    for (; at + kWidth <= width; at += kWidth, x += kRows * kSize) {
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) pieces[c] = Load<T, kSize>(rows[c] + at);
-      Add<kColumns>(packed + at * kRows, pieces, sums);
+      for (int c = 0; c < kColumns; ++c) pieces[c] = Pieces::LoadPiece(rows[c] + at);
+      Add<kColumns>(x, pieces, sums);
     }
     if (at < width) {
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) pieces[c] = LoadTail(rows[c], width, int(width - at));
-      Add<kColumns>(packed + at * kRows, pieces, sums);
+      for (int c = 0; c < kColumns; ++c) {
+        pieces[c] = Pieces::LoadLast(rows[c], width, int(width - at));
+      }
+      Add<kColumns>(x, pieces, sums);
     }
     SumUnits<kColumns * kGroups, kPart, kParts>(sums);
 #pragma GCC unroll 16
@@ -145,21 +201,21 @@ int64_t PackedDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, V
     auto at = target + (p * args.length + row);
     const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
     p += kColumns;
-    if constexpr (std::is_same_v<T, Acc>) {
-      if (count == kColumns && args.length == kRows) {
-        rows.template Run<kColumns>(columns, at.out);
-        if constexpr (!kPlain) {
+    Acc results[kColumns * kRows];
+    if (count == kColumns && args.length == kRows) {
+      Acc* sums = results;
+      if constexpr (std::is_same_v<T, Acc>) sums = at.out;
+      rows.template Run<kColumns>(columns, sums);
+      if constexpr (!kPlain || !std::is_same_v<T, Acc>) {
 #pragma GCC unroll 16
-          for (int i = 0; i < kColumns * kRows; i += Rows::kSize) {
-            (at + i).template Put<Rows::kSize>(Load<Acc, Rows::kSize>(at.out + i));
-          }
+        for (int i = 0; i < kColumns * kRows; i += Rows::kSize) {
+          (at + i).template Put<Rows::kSize>(Load<Acc, Rows::kSize>(sums + i));
         }
-        return;
       }
+      return;
     }
     int32_t padded[kColumns];
     for (int c = 0; c < kColumns; ++c) padded[c] = columns[c < count ? c : 0];
-    Acc results[kColumns * kRows];
     rows.template Run<kColumns>(padded, results);
     constexpr int kPiece = kRows < Rows::kSize ? kRows : Rows::kSize;
     for (int c = 0; c < count; ++c, at = at + args.length) {

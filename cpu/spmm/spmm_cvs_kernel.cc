@@ -111,6 +111,7 @@ void RunPass(const SpmmArgs& args, const TileTask& tile, const X* x, int64_t row
   block.x = x + (column - tile.first);
   block.x_stride = tile.x_stride;
   block.x_rows = args.k;
+  block.near = args.k * tile.x_stride * int64_t(sizeof(X)) <= kNearBytes;
   block.tail = int(pass.columns % kLanes<T>);
   block.out_stride = args.n;
   if (task.piece >= 0) {
@@ -159,8 +160,8 @@ void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
 }  // namespace
 
 void SpmmCvs(const SpmmArgs& args, int64_t task) {
-  DispatchDtype(args.dtype,
-                [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
+  DispatchOwnDtype(args.dtype,
+                   [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

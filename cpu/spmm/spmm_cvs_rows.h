@@ -4,7 +4,7 @@
 // which would leave most lanes of a vector empty, so the V rows of a vector are the lanes instead.
 #pragma once
 
-#include "cpu/simd/lane_sums.h"
+#include "cpu/simd/pairs.h"
 #include "cpu/spmm/spmm.h"
 
 namespace sgap::SGAP_ISA {
@@ -14,6 +14,10 @@ constexpr int kSumRegisters = kVectorBytes == 64 ? 24 : 12;
 
 // How many vectors ahead rows of x are prefetched.
 constexpr int64_t kAheadVectors = 8;
+
+// Rows of one vector of pairs are not prefetched where all of x has so few bytes: on Zen 4 products
+// of 8 and 16 columns then take 0.7 to 0.9 of the time.
+constexpr int64_t kNearBytes = 256 << 10;
 
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
@@ -30,6 +34,7 @@ struct VectorBlock {
   int64_t length;   // V, from one vector to the next
   const X* x;       // at the block's first column
   int64_t x_rows, x_stride;
+  bool near;             // x, as kNearBytes says
   int tail;              // columns in the last vector, where it is not full
   int64_t rows;          // to store: the rest is past the end of the matrix
   T* y;                  // the first row at the first column, or null:
@@ -104,11 +109,15 @@ struct ScalarValues {
   Accumulator<T> operator[](int v) const { return LoadScalar(at + v); }
 };
 
-// A row of kVectors vectors of x or y.
+// A row of kVectors vectors of x or y; where products go in pairs, two rows of x.
 template <typename T, typename X, int kVectors, bool kTail>
 struct VectorRow {
   static constexpr int kWidth = kLanes<T>;
+  static constexpr bool kPaired = kInPairs<X>;
+  static constexpr int kRowsOfX = kPaired ? 2 : 1;
   using Sum = Vector<Accumulator<T>, kWidth>;
+  using Value = std::conditional_t<kPaired, uint32_t, Accumulator<T>>;
+  using Piece = std::conditional_t<kPaired, Pairs, Sum>;
 
   static Sum LoadX(const X* x, int i, int tail) {
     if (kTail && i == kVectors - 1) return LoadPartial<X, kWidth>(x + i * kWidth, tail);
@@ -122,8 +131,41 @@ struct VectorRow {
     if (kTail) row[kWhole] = LoadX(x, kWhole, tail);
   }
 
+  // What stands for the second row of x where there is none.
+  static const X* NoRow() {
+    if constexpr (kPaired) return kZeroRow;
+    return nullptr;
+  }
+
+  // One row of x or, in pairs, two. Their sums are in order after Finish.
+  static void LoadRows(const X* x, [[maybe_unused]] const X* second, int tail, Piece* row) {
+    if constexpr (kPaired) {
+      LoadPairs<kVectors, kTail, /*kInOrder=*/false>(x, second, tail, row);
+    } else {
+      LoadRow(x, tail, row);
+    }
+  }
+
+  [[gnu::always_inline]] static Sum PlusProduct(Sum sum, Value value, Piece x) {
+    if constexpr (kPaired) {
+      return DotPairs(sum, Pairs{} + value, x);
+    } else {
+      return sum + value * x;
+    }
+  }
+
+  [[gnu::always_inline]] static void AddProducts(Value value, const Piece* row, Sum* sums) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) sums[i] = PlusProduct(sums[i], value, row[i]);
+  }
+
   template <typename Out>
   static void StoreRow(Out* out, const Sum* sums, int tail) {
+    if constexpr (kPaired && kVectors % 2 == 0 && !kTail) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; i += 2) StoreTwo<Out>(out + i * kWidth, sums[i], sums[i + 1]);
+      return;
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
       if (kTail && i == kVectors - 1) {
@@ -136,7 +178,11 @@ struct VectorRow {
 
   // Row v of the block.
   static void Finish(const VectorBlock<T, X>& block, int v, Sum* sums) {
-    InOrder<X, kWhole>(sums);
+    if constexpr (kPaired) {
+      PanelsInOrder<kVectors>(sums);
+    } else {
+      InOrder<X, kWhole>(sums);
+    }
     if (block.y) {
       StoreRow(block.y + v * block.out_stride, sums, block.tail);
     } else {
@@ -150,6 +196,8 @@ template <typename T, typename X, int kVectors, bool kTail>
 struct VectorTile : VectorRow<T, X, kVectors, kTail> {
   using Row = VectorRow<T, X, kVectors, kTail>;
   using typename Row::Sum;
+  static constexpr int kStep = Row::kRowsOfX;  // vectors whose products are added at once
+  static constexpr bool kMayBeNear = Row::kPaired && kVectors == 1;
 
   static void PrefetchX(const VectorBlock<T, X>& block, int64_t p) {
     const int64_t ahead = p + kAheadVectors < block.last ? p + kAheadVectors : block.last;
@@ -159,18 +207,24 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
     for (size_t i = 0; i < kVectors * Row::kWidth * sizeof(X); i += 64) Prefetch(row + i);
   }
 
-  template <int kRows, typename Values>
+  // Vectors p up to p + kStep; not kWhole: there may be fewer.
+  template <int kRows, bool kWhole, typename Values>
   static void Add(const VectorBlock<T, X>& block, int64_t p, const Values& value,
                   Sum (*sums)[kVectors]) {
-    PrefetchX(block, p);
-    const X* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
-    Sum row[kVectors];
-    Row::LoadRow(x, block.tail, row);
-#pragma GCC unroll 8
-    for (int v = 0; v < kRows; ++v) {
-#pragma GCC unroll 16
-      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * row[i];
+    const bool prefetch = !kMayBeNear || !block.near;
+    const auto row_of = [&](int64_t p) {
+      return block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    };
+    const X* second = Row::NoRow();
+    if (prefetch) PrefetchX(block, p);
+    if (kStep == 2 && (kWhole || p + 1 < block.end)) {
+      if (prefetch) PrefetchX(block, p + 1);
+      second = row_of(p + 1);
     }
+    typename Row::Piece row[kVectors];
+    Row::LoadRows(row_of(p), second, block.tail, row);
+#pragma GCC unroll 8
+    for (int v = 0; v < kRows; ++v) Row::AddProducts(value[v], row, sums[v]);
   }
 
   template <int kRows>
@@ -184,25 +238,34 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
   [[gnu::always_inline]] static inline void AddAll(const VectorBlock<T, X>& block, int64_t p,
                                                    int64_t count, ValueOf value_of,
                                                    Sum (*sums)[kRows][kVectors]) {
-    constexpr int kSets = kChains<kRows>;
+    constexpr int kSets = kChains<kRows>, kStride = kSets * kStep;
     int64_t i = 0;
-    for (; i + kSets <= count; i += kSets) {
+    for (; i + kStride <= count; i += kStride) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kSets; ++c) Add<kRows>(block, p + i + c, value_of(i + c), sums[c]);
+      for (int c = 0; c < kSets; ++c) {
+        Add<kRows, true>(block, p + i + c * kStep, value_of(i + c * kStep), sums[c]);
+      }
     }
-    for (; kSets > 1 && i < count; ++i) Add<kRows>(block, p + i, value_of(i), sums[0]);
+    for (; kStride > 1 && i < count; i += kStep) {
+      Add<kRows, false>(block, p + i, value_of(i), sums[0]);
+    }
   }
 
   template <int kRows>
   static void Run(const VectorBlock<T, X>& shared) {
     const VectorBlock<T, X> block = shared;  // a copy: stores cannot change it
     Sum sums[kChains<kRows>][kRows][kVectors] = {};
-    if constexpr (kStaged<T>) {
-      alignas(64) Accumulator<T> staged[kStagedVectors * kRows];
+    if constexpr (kStaged<T> || Row::kPaired) {
+      alignas(64) typename Row::Value staged[kStagedVectors / kStep * kRows];
       for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
         const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
-        WidenValues<T, kRows>(block.values + p * block.length, block.length, count, staged);
-        const auto value_of = [&](int64_t i) { return staged + i * kRows; };
+        const T* values = block.values + p * block.length;
+        if constexpr (Row::kPaired) {
+          PairValues<kRows>(values, block.length, count, staged);
+        } else {
+          WidenValues<T, kRows>(values, block.length, count, staged);
+        }
+        const auto value_of = [&](int64_t i) { return staged + i / kStep * kRows; };
         AddAll<kRows>(block, p, count, value_of, sums);
       }
     } else {
@@ -229,35 +292,90 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
   using Row = VectorRow<T, X, kVectors, kTail>;
   using typename Row::Sum;
 
-  template <int kRows>
+  // To each of kSums sums the product of one row, or of a pair, of `rows` that are left.
+  template <int kSums>
   static void Add(const VectorBlock<T, X>& block, const T* values, const X* x,
-                  Sum (*sums)[kVectors]) {
-    // One by one where a stored vector of them would be waited for.
-    const std::conditional_t<kStaged<T>, ScalarValues<T>, WideValues<T, kRows>> value(values);
+                  [[maybe_unused]] int64_t rows, Sum (*sums)[kVectors]) {
+    if constexpr (Row::kPaired) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kRows; ++v, x += block.x_stride) {
-      Sum row[kVectors];
-      Row::LoadRow(x, block.tail, row);
-#pragma GCC unroll 16
-      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * row[i];
+      for (int i = 0; i < kSums; ++i, values += 2, x += 2 * block.x_stride, rows -= 2) {
+        typename Row::Piece row[kVectors];
+        Row::LoadRows(x, rows > 1 ? x + block.x_stride : Row::NoRow(), block.tail, row);
+        Row::AddProducts(LoadPair(values, rows), row, sums[i]);
+      }
+    } else {
+      // One by one where a stored vector of them would be waited for.
+      const std::conditional_t<kStaged<T>, ScalarValues<T>, WideValues<T, kSums>> value(values);
+#pragma GCC unroll 4
+      for (int v = 0; v < kSums; ++v, x += block.x_stride) {
+        Sum row[kVectors];
+        Row::LoadRow(x, block.tail, row);
+        Row::AddProducts(value[v], row, sums[v]);
+      }
     }
+  }
+
+  static constexpr int kChains = kVectors <= 2 ? 4 : kVectors == 4 ? 2 : 1;
+  static constexpr int kRows = kChains * Row::kRowsOfX;
+
+  // A vector, and the rows of x that it meets.
+  struct Met {
+    const T* values;
+    const X* x;
+    int64_t rows;
+
+    Met(const VectorBlock<T, X>& block, int64_t p) {
+      const int64_t first = block.indices[p] * block.length, left = block.x_rows - first;
+      rows = block.length < left ? block.length : left;
+      x = block.x + size_t(first) * size_t(block.x_stride);
+      values = block.values + size_t(block.permutation[p]) * size_t(block.length);
+    }
+  };
+
+  // Short vectors in pairs, as many at a time as there are sums, each to one of them. Returns where
+  // it stopped.
+  static int64_t AddShort(const VectorBlock<T, X>& block, Sum (*sums)[kVectors]) {
+    int64_t p = block.begin;
+    if (block.length == 1) {
+      for (; p + 2 * kChains <= block.end; p += 2 * kChains) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) {
+          const Met first(block, p + 2 * c), second(block, p + 2 * c + 1);
+          typename Row::Piece row[kVectors];
+          Row::LoadRows(first.x, second.x, block.tail, row);
+          const uint32_t pair = first.values->bits | uint32_t(second.values->bits) << 16;
+          Row::AddProducts(pair, row, sums[c]);
+        }
+      }
+      return p;
+    }
+    for (; p + kChains <= block.end; p += kChains) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) {
+        const Met met(block, p + c);
+        for (int64_t v = 0; v < met.rows; v += 2) {
+          Add<1>(block, met.values + v, met.x + v * block.x_stride, met.rows - v, sums + c);
+        }
+      }
+    }
+    return p;
   }
 
   static void Run(const VectorBlock<T, X>& shared) {
     const VectorBlock<T, X> block = shared;
-    constexpr int kChains = kVectors <= 2 ? 4 : kVectors == 4 ? 2 : 1;
     Sum sums[kChains][kVectors] = {};
-    for (int64_t p = block.begin; p < block.end; ++p) {
-      const int64_t first = block.indices[p] * block.length, left = block.x_rows - first;
-      const int64_t rows = block.length < left ? block.length : left;
-      const X* x = block.x + size_t(first) * size_t(block.x_stride);
-      const T* values = block.values + size_t(block.permutation[p]) * size_t(block.length);
+    int64_t p = block.begin;
+    if constexpr (Row::kPaired) {
+      if (block.length < kRows) p = AddShort(block, sums);
+    }
+    for (; p < block.end; ++p) {
+      const Met met(block, p);
       int64_t v = 0;
-      for (; v + kChains <= rows; v += kChains) {
-        Add<kChains>(block, values + v, x + v * block.x_stride, sums);
+      for (; v + kRows <= met.rows; v += kRows) {
+        Add<kChains>(block, met.values + v, met.x + v * block.x_stride, kRows, sums);
       }
-      for (; kChains > 1 && v < rows; ++v) {
-        Add<1>(block, values + v, x + v * block.x_stride, sums);
+      for (; kRows > 1 && v < met.rows; v += Row::kRowsOfX) {
+        Add<1>(block, met.values + v, met.x + v * block.x_stride, met.rows - v, sums);
       }
     }
 #pragma GCC unroll 4

@@ -27,18 +27,30 @@ struct ScatterTile {
   using Row = VectorRow<T, T, kVectors, kTail>;
   using Sums = VectorRow<Acc, Acc, kVectors, kTail>;
   using Sum = typename Row::Sum;
+  using Piece = typename Row::Piece;
+
+  // The rows of x of a block row, one after the other or in pairs.
+  template <int kRows>
+  static void LoadRows(const ScatterBlock<T>& block, Piece (*x)[kVectors]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kRows; v += Row::kRowsOfX) {
+      const T* row = block.x + v * block.x_stride;
+      if constexpr (Row::kPaired) {
+        const T* second = kRows > 1 ? row + block.x_stride : Row::NoRow();
+        LoadPairs<kVectors, kTail, /*kInOrder=*/true>(row, second, block.tail, x[v / 2]);
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) x[v][i] = Row::LoadX(row, i, block.tail);
+      }
+    }
+  }
 
   template <int kRows>
   static void Run(const ScatterBlock<T>& shared) {
     const ScatterBlock<T> block = shared;  // a copy: stores cannot change it
-    Sum x[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kRows; ++v) {
-#pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) {
-        x[v][i] = Row::LoadX(block.x + v * block.x_stride, i, block.tail);
-      }
-    }
+    constexpr int kPieces = (kRows + Row::kRowsOfX - 1) / Row::kRowsOfX;
+    Piece x[kPieces][kVectors];
+    LoadRows<kRows>(block, x);
     const int64_t last = block.end - 1;
     const auto add = [&](int64_t p, const auto& value) __attribute__((always_inline)) {
       const int64_t ahead = p + kAheadVectors < last ? p + kAheadVectors : last;
@@ -49,11 +61,15 @@ struct ScatterTile {
       for (int i = 0; i < kVectors; ++i) {
         row[i] = Sums::LoadX(sums, i, block.tail);
 #pragma GCC unroll 8
-        for (int v = 0; v < kRows; ++v) row[i] += value[v] * x[v][i];
+        for (int v = 0; v < kPieces; ++v) row[i] = Row::PlusProduct(row[i], value[v], x[v][i]);
       }
-      Row::StoreRow(sums, row, block.tail);
+      Sums::StoreRow(sums, row, block.tail);
     };
-    if constexpr (kStaged<T>) {
+    if constexpr (Row::kPaired) {
+      for (int64_t p = block.begin; p < block.end; ++p) {
+        add(p, NeighbourPairs<kRows>(block.values + p * block.length));
+      }
+    } else if constexpr (kStaged<T>) {
       alignas(64) Acc staged[kStagedVectors * kRows];
       for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
         const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
@@ -71,7 +87,7 @@ struct ScatterTile {
 template <typename T, int kVectors, bool kTail>
 ScatterFunction<T> ChooseRows(int64_t rows) {
   using Tile = ScatterTile<T, kVectors, kTail>;
-  if constexpr (kVectors * 8 <= kSumRegisters) {
+  if constexpr (kVectors * 8 <= kSumRegisters * Tile::Row::kRowsOfX) {
     if (rows == 8) return &Tile::template Run<8>;
   }
   if (rows == 4) return &Tile::template Run<4>;
@@ -190,7 +206,7 @@ void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
 
 void SpmmScatter(const SpmmScatterArgs& args, int64_t task) {
   const int64_t scatters = args.batch * args.pieces * args.tiles;
-  DispatchDtype(args.dtype, [&](auto tag) {
+  DispatchOwnDtype(args.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     task < scatters ? ScatterPiece<T>(args, task) : AddPieces<T>(args, task - scatters);
   });

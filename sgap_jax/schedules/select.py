@@ -107,9 +107,11 @@ def choose_schedule(problem: Problem) -> Schedule:
     2 MB L2 each). All else was up to 1.3x slower so. On other processors with registers of 64 bytes
     vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as long, n = 1 to 16), and
     entries only if all of B then fits in the first-level cache (0.93x for n = 1 and 4; where it
-    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). With registers of 32
-    bytes, where part of a 16-bit row has no instruction of its own, A^T B of up to seven columns
-    takes 0.38x to 0.6x (V = 2 and 8; one core of a busy Zen 3).
+    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). Where there are
+    products of pairs of bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (1 to 16
+    columns, two cores of an AMD EPYC, family 25, model 17). With registers of 32 bytes, where part
+    of a 16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x
+    (V = 2 and 8; one core of a busy Zen 3).
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -167,6 +169,8 @@ def _machine_fields(problem: Problem) -> list[str]:
         fields += ["vector_bytes"] if problem.vector_length or not problem.permuted else []
         if not problem.permuted:
             fields += ["l1_bytes"] if problem.format == CSR else ["intel"]
+            pairs = problem.dtype == "bfloat16" and problem.vector_length == 2
+            fields += ["pair_dots"] if pairs else []
     if problem.format == CSR and scatter_entries(problem, made=False)[0]:
         fields += ["cores"]
     return fields
@@ -534,6 +538,8 @@ def _widening_pays(problem: Problem) -> bool:
         dots = n == 1 and length % 4 == 0  # which reads B in whole registers
         return not dots and problem.nnz >= _WIDENED_USES * k
     if problem.nnz < _WIDENED_USES * k * (length or 1):
+        return False
+    if length == 2 and problem.dtype == "bfloat16" and machine.pair_dots:
         return False
     if machine.vector_bytes == _WIDE and not machine.intel:
         far = length is None and 4 * n * k > machine.l1_bytes

@@ -314,6 +314,19 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
     assert set(whole) == {CpuTile()}
 
 
+def test_pairs_of_vectors_of_two_are_not_widened():
+    of = dict(k=1024, nnz=200_000, m=2048, dtype="bfloat16", format="CVS(2)")
+    pairs = Machine(pair_dots=True)
+    assert {chosen_on(pairs, n=n, **of) for n in (1, 4, 16)} == {CpuTile()}
+    assert chosen_on(Machine(), n=16, **of) == CpuTile(columns=16, packed=True)
+    assert chosen_on(pairs, n=16, **of | {"dtype": "float16"}) == CpuTile(columns=16, packed=True)
+    with on_machine(pairs):
+        shown = explain_choice(
+            Problem("spmm", (2048, 1024), 200_000, 2, dtype="bfloat16", format="CVS(2)")
+        )
+    assert "pair_dots True\n" in shown
+
+
 def test_rows_are_widened_up_to_half_of_a_second_level_cache():
     of = dict(k=65_536, nnz=16 * 65_536, m=65_536, n=4, dtype="bfloat16")  # 1 MiB of float32
     for l2, chosen in ((1, CpuTile()), (2, CpuTile(columns=4, packed=True))):

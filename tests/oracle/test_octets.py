@@ -1,10 +1,12 @@
-"""Products of column vectors of bfloat16 on matrix tiles of the CPU: every instruction set, against
-float64 loops."""
+"""Products of column vectors of bfloat16 on matrix tiles of the CPU and, in vectors, in pairs, on
+every instruction set, against float64 loops."""
+
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from battery import BATTERY, cast, from_row_lengths
-from native_call import run
+from native_call import run, typed_isas
 from sddmm_oracle import check_factors, operands, vector_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import assert_within
@@ -13,31 +15,60 @@ from vector_cases import encoded
 from sgap_jax.runtime.native import native
 
 NONE = np.zeros(0, np.int32)
-isas = pytest.mark.parametrize("isa", native.supported_isas())
+
+
+class Kernels(NamedTuple):
+    """Those of an instruction set, on tiles or in vectors."""
+
+    isa: str
+    tiles: bool = True
+
+    @property
+    def spmm(self):
+        if self.tiles:
+            return "sgap_spmm_octet_v1", dict(step=32)
+        return "sgap_spmm_cvs_v1", dict(pack=False, transpose=False)
+
+    @property
+    def transposed(self):
+        return f"sgap_spmm_{'octet' if self.tiles else 'cvs'}_scatter_v1"
+
+    @property
+    def sddmm(self):
+        return f"sgap_sddmm_{'octet' if self.tiles else 'cvs'}_v1"
+
+
+ON_TILES = {isa: Kernels(isa) for isa in native.supported_isas()}
+IN_VECTORS = {f"{isa}_vectors": Kernels(isa, tiles=False) for _, isa in typed_isas(["bfloat16"])}
+BOTH = ON_TILES | IN_VECTORS
+kernels = pytest.mark.parametrize("on", BOTH.values(), ids=BOTH)
+on_tiles = pytest.mark.parametrize("on", ON_TILES.values(), ids=ON_TILES)
+in_vectors = pytest.mark.parametrize("on", IN_VECTORS.values(), ids=IN_VECTORS)
 LENGTHS = (2, 4, 8, 16, 32)
 # Two lengths for each matrix.
 CASES = [(name, LENGTHS[(i + j) % 5]) for i, name in enumerate(BATTERY) for j in (0, 2)]
 
 
-def spmm(arrays, case, B, isa, threads=1, **changes):
+def spmm(arrays, case, B, on, threads=1, **changes):
     offsets, indices, values = arrays
     x = cast(B if B.ndim == 3 else B[None], "bfloat16")
     given = (cast(values, "bfloat16")[None], offsets, indices, NONE, x)
-    attributes = dict(tile_columns=128, chunk_nonzeros=64, step=32) | changes
+    target, own = on.spmm
+    attributes = dict(tile_columns=128, chunk_nonzeros=64) | own | changes
     results = [((len(x), case.shape[0], x.shape[2]), x.dtype)]
-    return run("sgap_spmm_octet_v1", given, results, attributes, isa, threads)[0]
+    return run(target, given, results, attributes, on.isa, threads)[0]
 
 
-def transposed(arrays, case, B, isa, threads=1, **changes):
+def transposed(arrays, case, B, on, threads=1, **changes):
     offsets, indices, values = arrays
     x = cast(B if B.ndim == 3 else B[None], "bfloat16")
     given = (cast(values, "bfloat16")[None], offsets, indices, x)
     attributes = dict(tile_columns=64, pieces=3) | changes
     results = [((len(x), case.shape[1], x.shape[2]), x.dtype)]
-    return run("sgap_spmm_octet_scatter_v1", given, results, attributes, isa, threads)[0]
+    return run(on.transposed, given, results, attributes, on.isa, threads)[0]
 
 
-def sddmm(arrays, X, Y, isa, threads=1, weights=None, scale=None, chunk=64):
+def sddmm(arrays, X, Y, on, threads=1, weights=None, scale=None, chunk=64):
     offsets, indices, values = arrays
     absent = np.zeros((1, 0))
     X, Y, weights = (
@@ -49,50 +80,51 @@ def sddmm(arrays, X, Y, isa, threads=1, weights=None, scale=None, chunk=64):
     results = [((batch, *values.shape), X.dtype)]
     given = (offsets, indices, X, Y, weights, scale)
     attributes = dict(chunk_nonzeros=chunk)
-    return run("sgap_sddmm_octet_v1", given, results, attributes, isa, threads)[0]
+    return run(on.sddmm, given, results, attributes, on.isa, threads)[0]
 
 
-@isas
+@kernels
 @pytest.mark.parametrize(("name", "length"), CASES)
-def test_battery(name, length, isa):
+def test_battery(name, length, on):
     """Widths below, at and above those of a tile, a panel and a pass; rows of the last block row
     past the end, whose values are NaN."""
     arrays, case, place = encoded(BATTERY[name], length)
     for n in (1, 32, 50, 64, 200):
         B = dense_operand(case, n)
         expected = oracle(case, "bfloat16", B)
-        assert_within(spmm(arrays, case, B, isa)[0], *expected)
-        assert_within(spmm(arrays, case, B, isa, step=16, tile_columns=0)[0], *expected)
+        assert_within(spmm(arrays, case, B, on)[0], *expected)
+        fewer = dict(step=16) if on.tiles else dict(chunk_nonzeros=1 << 30)
+        assert_within(spmm(arrays, case, B, on, tile_columns=0, **fewer)[0], *expected)
         B = dense_operand(case, n, transpose=True)
         expected = oracle(case, "bfloat16", B, transpose=True)
-        assert_within(transposed(arrays, case, B, isa)[0], *expected)
-        if length >= 4:
+        assert_within(transposed(arrays, case, B, on)[0], *expected)
+        if length >= 4 or not on.tiles:
             X, Y = operands(case, n)
             expected = vector_oracle(case, place, arrays[2].size, "bfloat16", X, Y)
-            assert_within(sddmm(arrays, X, Y, isa)[0].reshape(-1), *expected)
+            assert_within(sddmm(arrays, X, Y, on)[0].reshape(-1), *expected)
 
 
-@isas
-def test_long_rows(isa):
+@kernels
+def test_long_rows(on):
     """More vectors than are transposed at once, and features than are kept as tiles."""
     case = from_row_lengths("long", 3000, [2600, 0, 1100, 7, 2100])
     arrays, case, place = encoded(case, 4)
     B = dense_operand(case, 70)
-    assert_within(spmm(arrays, case, B, isa)[0], *oracle(case, "bfloat16", B))
-    whole = spmm(arrays, case, B, isa, chunk_nonzeros=1 << 30)
+    assert_within(spmm(arrays, case, B, on)[0], *oracle(case, "bfloat16", B))
+    whole = spmm(arrays, case, B, on, chunk_nonzeros=1 << 30)
     assert_within(whole[0], *oracle(case, "bfloat16", B))
     X, Y = operands(case, 600)
     expected = vector_oracle(case, place, arrays[2].size, "bfloat16", X, Y)
-    assert_within(sddmm(arrays, X, Y, isa)[0].reshape(-1), *expected)
+    assert_within(sddmm(arrays, X, Y, on)[0].reshape(-1), *expected)
 
 
-@isas
+@kernels
 @pytest.mark.parametrize("length", [4, 32])
-def test_batches_weights_and_scales(length, isa):
+def test_batches_weights_and_scales(length, on):
     arrays, case, place = encoded(BATTERY["every_length"], length)
     rng = np.random.default_rng(0)
     B = np.stack([dense_operand(case, 40, seed=s) for s in (1, 2)])
-    for one, x in zip(spmm(arrays, case, B, isa), B, strict=True):
+    for one, x in zip(spmm(arrays, case, B, on), B, strict=True):
         assert_within(one, *oracle(case, "bfloat16", x))
     X, Y = operands(case, 40)
     weights = np.full(arrays[2].shape, np.nan)
@@ -104,44 +136,44 @@ def test_batches_weights_and_scales(length, isa):
         "bfloat16",
         X,
         Y,
-        lambda X, Y, weights, scale: sddmm(arrays, X, Y, isa, weights=weights, scale=scale),
+        lambda X, Y, weights, scale: sddmm(arrays, X, Y, on, weights=weights, scale=scale),
     )
 
 
-@isas
-def test_threads_change_no_bits(isa):
+@kernels
+def test_threads_change_no_bits(on):
     arrays, case, _ = encoded(from_row_lengths("large", 500, [40, 3, 500, 0, 17] * 60), 8)
     B, C = dense_operand(case, 96), dense_operand(case, 96, transpose=True)
     X, Y = operands(case, 96)
     for result in (
-        lambda threads: spmm(arrays, case, B, isa, threads),
-        lambda threads: transposed(arrays, case, C, isa, threads),
-        lambda threads: sddmm(arrays, X, Y, isa, threads),
+        lambda threads: spmm(arrays, case, B, on, threads),
+        lambda threads: transposed(arrays, case, C, on, threads),
+        lambda threads: sddmm(arrays, X, Y, on, threads),
     ):
         first = result(1).view(np.uint16)
         for threads in (2, 5):
             np.testing.assert_array_equal(first, result(threads).view(np.uint16))
 
 
-@isas
-def test_what_is_not_finite_reaches_only_what_stores_it(isa):
+@kernels
+def test_what_is_not_finite_reaches_only_what_stores_it(on):
     """Steps are padded with rows of zeros, not with rows of B or values that are there."""
     arrays, case, _ = encoded(from_row_lengths("sparse", 64, [1, 5, 0, 33, 2, 17, 9, 40]), 8)
     offsets, indices, values = arrays
     stored = indices[: offsets[-1]]
     unused = np.setdiff1d(np.arange(64), stored)
     B = dense_operand(case, 48)
-    clean = spmm(arrays, case, B, isa)
+    clean = spmm(arrays, case, B, on)
     B[unused] = np.inf
-    np.testing.assert_array_equal(clean.view(np.uint16), spmm(arrays, case, B, isa).view(np.uint16))
+    np.testing.assert_array_equal(clean.view(np.uint16), spmm(arrays, case, B, on).view(np.uint16))
     values = values.copy()
     values[offsets[-1] :] = np.inf
-    again = spmm((offsets, indices, values), case, np.nan_to_num(B, posinf=0), isa)
+    again = spmm((offsets, indices, values), case, np.nan_to_num(B, posinf=0), on)
     assert np.isfinite(again.astype(np.float32)).all()
 
 
-@isas
-def test_a_malformed_structure_reads_nothing_else(isa):
+@on_tiles
+def test_a_malformed_structure_reads_nothing_else(on):
     """Entries that take no part are left out, as by the other kernels of a structure that nobody
     has checked."""
     arrays, case, _ = encoded(BATTERY["every_length"], 8)
@@ -155,20 +187,51 @@ def test_a_malformed_structure_reads_nothing_else(isa):
     x, tiles = cast(B, "bfloat16")[None], dict(tile_columns=0, chunk_nonzeros=64)
     results = [((1, case.shape[0], 40), x.dtype)]
     more = dict(pack=False, transpose=False)
-    (plain,) = run("sgap_spmm_cvs_v1", (*given, NONE, x), results, tiles | more, isa)
+    (plain,) = run("sgap_spmm_cvs_v1", (*given, NONE, x), results, tiles | more, on.isa)
     wild = (offsets, indices, values)
-    close(spmm(wild, case, B, isa), plain)
+    close(spmm(wild, case, B, on), plain)
     x, results = cast(C, "bfloat16")[None], [((1, case.shape[1], 40), x.dtype)]
     pieces = dict(tile_columns=32, pieces=3)
-    (plain,) = run("sgap_spmm_cvs_scatter_v1", (*given, x), results, pieces, isa)
-    close(transposed(wild, case, C, isa), plain)
+    (plain,) = run("sgap_spmm_cvs_scatter_v1", (*given, x), results, pieces, on.isa)
+    close(transposed(wild, case, C, on), plain)
     X, Y = operands(case, 40)
     absent = np.zeros((1, 0))
     factors = cast(absent, "bfloat16"), np.float32(absent)
     given = (offsets, indices, cast(X, "bfloat16")[None], cast(Y, "bfloat16")[None], *factors)
     results = [((1, *values.shape), x.dtype)]
-    (plain,) = run("sgap_sddmm_cvs_v1", given, results, dict(chunk_nonzeros=64), isa)
-    close(sddmm(wild, X, Y, isa), plain)
+    (plain,) = run("sgap_sddmm_cvs_v1", given, results, dict(chunk_nonzeros=64), on.isa)
+    close(sddmm(wild, X, Y, on), plain)
+
+
+def by_columns(arrays, case, B, on):
+    """The product with the transpose, for each column of A through the permutation."""
+    offsets, indices, values = arrays
+    stored, x = offsets[-1], cast(B[None], "bfloat16")
+    order = np.argsort(indices[:stored], kind="stable")
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[order]
+    ends = np.cumsum(np.bincount(indices[:stored], minlength=case.shape[1]))
+    padded = (np.resize(x, len(indices)).astype(np.int32) for x in (rows, order))
+    given = (cast(values, "bfloat16")[None], np.int32([0, *ends]), *padded, x)
+    attributes = dict(tile_columns=0, chunk_nonzeros=64, pack=False, transpose=True)
+    results = [((1, case.shape[1], x.shape[2]), x.dtype)]
+    return run("sgap_spmm_cvs_v1", given, results, attributes, on.isa)[0]
+
+
+@in_vectors
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 24])
+def test_vectors_of_any_length(length, on):
+    """Odd lengths, whose last row has no partner, and block rows with an odd number of vectors;
+    rows in part of a register, in whole ones and past them."""
+    arrays, case, place = encoded(BATTERY["every_length"], length)
+    for n in (5, 16, 33, 130):
+        B, C = dense_operand(case, n), dense_operand(case, n, transpose=True)
+        assert_within(spmm(arrays, case, B, on)[0], *oracle(case, "bfloat16", B))
+        expected = oracle(case, "bfloat16", C, transpose=True)
+        assert_within(transposed(arrays, case, C, on)[0], *expected)
+        assert_within(by_columns(arrays, case, C, on)[0], *expected)
+        X, Y = operands(case, n)
+        expected = vector_oracle(case, place, arrays[2].size, "bfloat16", X, Y)
+        assert_within(sddmm(arrays, X, Y, on)[0].reshape(-1), *expected)
 
 
 def close(found, expected):
@@ -187,7 +250,7 @@ def close(found, expected):
 def test_the_handler_refuses_attributes(changes, words):
     arrays, case, _ = encoded(BATTERY["full"], 8)
     with pytest.raises(ValueError, match=words):
-        spmm(arrays, case, dense_operand(case, 4), native.isa(), **changes)
+        spmm(arrays, case, dense_operand(case, 4), Kernels(native.isa()), **changes)
 
 
 def test_the_handlers_refuse_other_vectors():
@@ -195,9 +258,9 @@ def test_the_handlers_refuse_other_vectors():
         arrays, case, _ = encoded(BATTERY["full"], length)
         B, C = dense_operand(case, 4), dense_operand(case, 4, transpose=True)
         with pytest.raises(ValueError, match=words):
-            spmm(arrays, case, B, native.isa())
+            spmm(arrays, case, B, Kernels(native.isa()))
         with pytest.raises(ValueError, match=words):
-            transposed(arrays, case, C, native.isa())
+            transposed(arrays, case, C, Kernels(native.isa()))
     arrays, case, _ = encoded(BATTERY["full"], 2)
     with pytest.raises(ValueError, match="4, 8, 16 or 32 bfloat16"):
-        sddmm(arrays, *operands(case, 4), native.isa())
+        sddmm(arrays, *operands(case, 4), Kernels(native.isa()))
