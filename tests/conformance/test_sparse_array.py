@@ -37,25 +37,29 @@ def test_an_exported_program_takes_and_returns_it(format):
     np.testing.assert_array_equal(restored.values, 2 * np.asarray(A.values))
 
 
-@pytest.mark.parametrize("format", [CSR, CSC, CVS(2), BCSR(2, 3)], ids=str)
+@pytest.mark.parametrize("format", [CSR, BCSR(2, 3)], ids=str)
 def test_a_transpose_that_nobody_gave_is_made(format):
     """Of the bare constructor, and of an array that lost it: right results, no assertion."""
     D = np.where(np.random.default_rng(0).random((6, 6)) < 0.5, 1.5, 0)
-    whole, B = SparseArray.from_dense(D, format=format), SparseArray.from_dense(D.T, format=CSC)
+    whole = SparseArray.from_dense(D, format=format)
     plain = tuple(tuple(level) for level in whole.index_arrays)
     bare = SparseArray(whole.values, plain, None, (6, 6), format)
 
-    def results(A):
-        lengths = A.asformat(CSR).T.row_lengths
-        back = jax.grad(lambda X: ((A @ X) ** 2).sum())(jnp.asarray(D))
-        return (A + B).todense(), (B + A).todense(), A @ D, A.T @ D, lengths, back
+    @jax.jit
+    def results(A, D):
+        products = A @ D, A.T @ D, jax.grad(lambda D: ((A @ D) ** 2).sum())(D)
+        if format != CSR:
+            return products
+        return *products, A.asformat(CSC).todense(), A.T.row_lengths
 
-    expected = D + D.T, D + D.T, D @ D, D.T @ D, (D != 0).sum(0), 2 * D.T @ D @ D
+    expected = D @ D, D.T @ D, 2 * D.T @ D @ D, D, (D != 0).sum(0)
     for A in (bare, dataclasses.replace(whole, transposed=None)):
-        for got, want in zip(results(A)[: 4 if format.block_shape else 6], expected, strict=False):
+        found = results(A, D)
+        for got, want in zip(found, expected[: len(found)], strict=True):
             np.testing.assert_allclose(got, want)
-        for got, want in zip(jax.jit(lambda A: (A @ D, A.T @ D))(A), expected[2:4], strict=True):
-            np.testing.assert_allclose(got, want)
+    if format == CSR:
+        other = SparseArray.from_dense(D.T, format=CSC)
+        np.testing.assert_allclose((bare + other).todense(), D + D.T)
 
 
 def test_a_new_size_compiles_a_program_or_two_for_a_conversion():
