@@ -15,18 +15,47 @@
 
 namespace sgap {
 
-// The vectors of 8 * kTiles neighbouring keys, walked together in windows of 32 block rows. A
-// window begins at the next block row in which any of the keys is stored. Lanes of g have key g of
-// each tile.
-template <int kTiles>
+// A value of each lane that it needs between loops alone: in shared memory, if kThreads, those of a
+// block, are not 0, so that it takes no register inside of them. One for each type X.
+template <class X, int kThreads>
+struct Aside {
+  X held;
+
+  __device__ static X& Shared() {
+    __shared__ X values[kThreads];
+    return values[threadIdx.x];
+  }
+  __device__ void Put(const X& x) {
+    if constexpr (kThreads > 0) {
+      Shared() = x;
+    } else {
+      held = x;
+    }
+  }
+  __device__ X Get() const {
+    if constexpr (kThreads > 0) {
+      asm volatile("" ::: "memory");
+      return Shared();
+    } else {
+      return held;
+    }
+  }
+};
+
+// The vectors of 8 * kTiles neighbouring keys, walked together in windows of 32 block rows: kNear
+// from the next one on in which any of the keys is stored, and others from the first one on that is
+// stored behind these. So a window has the first rows, which may see all keys, and those around
+// the keys. Lanes of g have key g of each tile.
+template <int kTiles, int kThreads>
 struct KeyLists {
-  unsigned next[kTiles], last[kTiles];  // the vectors of the lane's keys that remain
-  unsigned stop;                        // end of the warp's range of block rows
-  unsigned base, any;                   // the window's first block row; bits of stored ones
-  unsigned of_tile[kTiles];             // bits of those that store a key of a tile
-  // For keys 2t and 2t + 1 of a tile: bits of the block rows that store them, and the position of
-  // the first such vector.
-  unsigned stored[kTiles][2], at[kTiles][2];
+  enum : unsigned { kNear = 8 };
+  unsigned next[kTiles], last[kTiles];  // the vectors of the lane's keys, before Start()
+  Aside<Pack<unsigned, 2 * kTiles>, kThreads> remain;  // those that remain: the next, the last
+  unsigned stop;                                       // end of the warp's range of block rows
+  unsigned base, far;          // the window's block rows less their bits, RowOf()
+  unsigned any;                // bits of those that are stored
+  unsigned of_tile[kTiles];    // bits of those that store a key of a tile
+  unsigned stored[kTiles][2];  // for keys 2t and 2t + 1 of a tile: bits of those that store them
 
   // Starts at key `first`, up to `end`.
   __device__ void Begin(const Index* column_offsets, Size first, Size end) {
@@ -99,61 +128,82 @@ struct KeyLists {
       FirstByFour(row_indices, next, end, row);
     }
   }
-  // The block rows of the window that store one of the lane's keys, as bits. If a block row stores
-  // a key twice, as a traced structure may, the second one is left to the next window.
-  __device__ unsigned Window(const Index* row_indices, unsigned from, unsigned to) const {
-    constexpr int kAtOnce = 4;  // loads of a lane under way
-    unsigned bits = 0, limit = stop - base < 32 ? stop - base : 32, row = 0;
-#pragma unroll 1
-    for (unsigned p = from + threadIdx.x % 4; p < to && row < limit; p += 4 * kAtOnce) {
-      Index found[kAtOnce], before[kAtOnce];
+  // The block row of a bit of the window.
+  __device__ unsigned RowOf(unsigned bit) const { return (bit < kNear ? base : far) + bit; }
+  __device__ void Start() {
+    Pack<unsigned, 2 * kTiles> own;
 #pragma unroll
-      for (unsigned j = 0; j < kAtOnce; ++j) {
-        found[j] = p + 4 * j < to ? row_indices[p + 4 * j] : -1;
-        before[j] = p + 4 * j < to && p + 4 * j > from ? row_indices[p + 4 * j - 1] : -1;
-      }
-#pragma unroll
-      for (unsigned j = 0; j < kAtOnce; ++j) {
-        row = unsigned(found[j]) - base;
-        if (p + 4 * j >= to || row >= limit) continue;
-        if (found[j] == before[j]) {
-          limit = row + 1;
-        } else {
-          bits |= 1u << row;
-        }
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-      bits |= __shfl_xor_sync(~0u, bits, distance);
-      const unsigned other = __shfl_xor_sync(~0u, limit, distance);
-      limit = other < limit ? other : limit;
-    }
-    return limit < 32 ? bits & ((1u << limit) - 1) : bits;
+    for (int i = 0; i < 2 * kTiles; ++i) own.at[i] = i < kTiles ? next[i] : last[i - kTiles];
+    remain.Put(own);
   }
   // Moves to the next window; returns false where there is none. All lanes of the warp must call.
+  // If a block row stores a key twice, as a traced structure may, the second one is left to the
+  // next window.
   __device__ bool Find(const Index* row_indices) {
-    unsigned least = ~0u;
+    constexpr int kAtOnce = 4;  // of the next sixteen vectors of a key each of four lanes has four
+    const unsigned t = threadIdx.x % 4;
+    __syncwarp();  // ptxas does not see that the warp is together, and would take more registers
+    auto left = remain.Get();
+    unsigned found[kTiles][kAtOnce], least = ~0u;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const unsigned row = next[i] < last[i] ? row_indices[next[i]] : ~0u;
-      least = row < least ? row : least;
+#pragma unroll
+      for (unsigned j = 0; j < kAtOnce; ++j) {
+        const unsigned p = left.at[i] + 4 * j + t;
+        found[i][j] = p < left.at[kTiles + i] ? row_indices[p] : ~0u;
+      }
+      least = t == 0 && found[i][0] < least ? found[i][0] : least;
     }
     base = __reduce_min_sync(~0u, least);
     if (base >= stop) return false;
+    // The window ends with the last block row that all keys with more vectors have looked at.
+    unsigned second = stop, end = stop;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (unsigned j = 0; j < kAtOnce; ++j) {
+        const unsigned row = found[i][j];
+        second = row - base >= kNear && row < second ? row : second;
+      }
+      const unsigned looked = found[i][kAtOnce - 1];
+      const bool more = t == 3 && left.at[i] + 4 * kAtOnce < left.at[kTiles + i];
+      end = more && looked >= base && looked < end ? looked + 1 : end;
+    }
+    end = __reduce_min_sync(~0u, end);
+    second = __reduce_min_sync(~0u, second < end ? second : end);
+    far = second - kNear;
+    unsigned limit = end - base < end - far ? end - base : end - far, own[kTiles];
+    limit = limit < 32 ? limit : 32;
+    while (true) {
+      unsigned many = 0, kept = 0;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        own[i] = 0;
+#pragma unroll
+        for (unsigned j = 0; j < kAtOnce; ++j) {
+          const unsigned row = found[i][j];
+          const unsigned bit = row - (row - base < kNear ? base : far);
+          own[i] |= bit < limit ? 1u << bit : 0;
+          many += bit < limit;
+        }
+        own[i] |= __shfl_xor_sync(~0u, own[i], 1);
+        own[i] |= __shfl_xor_sync(~0u, own[i], 2);
+        kept += __popc(own[i]);
+      }
+      // A block row that stores a key twice: one block row of a window is always right.
+      if (limit == 1 || 4 * __reduce_add_sync(~0u, many) == __reduce_add_sync(~0u, kept)) break;
+      limit = 1;
+    }
     any = 0;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const unsigned own = Window(row_indices, next[i], last[i]);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        stored[i][e] = __shfl_sync(~0u, own, threadIdx.x % 4 * 8 + e * 4);
-        at[i][e] = __shfl_sync(~0u, next[i], threadIdx.x % 4 * 8 + e * 4);
-      }
-      of_tile[i] = __reduce_or_sync(~0u, own);
+      for (int e = 0; e < 2; ++e) stored[i][e] = __shfl_sync(~0u, own[i], t * 8 + e * 4);
+      of_tile[i] = __reduce_or_sync(~0u, own[i]);
       any |= of_tile[i];
-      next[i] += __popc(own);
+      left.at[i] += __popc(own[i]);
     }
+    remain.Put(left);
     return true;
   }
 };
@@ -171,23 +221,67 @@ __device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
   return finite;
 }
 
-// The keys and values that a warp owns, and the running sums of their gradients.
-template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, bool kVector>
+// The rows of k and v that a warp owns, kWords packs of each tile in a lane: in registers or, with
+// kThreads threads of a block, in shared memory, where each lane reads what it wrote itself.
+template <int kTiles, int kWords, int kThreads>
+struct OwnRows {
+  Pack<unsigned, 4> held[kTiles][kWords];
+
+  __device__ static Pack<unsigned, 4>& Shared(int tile, int word) {
+    __shared__ Pack<unsigned, 4> words[kTiles][kWords][kThreads];
+    return words[tile][word][threadIdx.x];
+  }
+  // The packs from `first` on.
+  template <int kCount>
+  __device__ void Put(int tile, int first, const Pack<unsigned, 4> (&words)[kCount]) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if constexpr (kThreads > 0) {
+        Shared(tile, first + j) = words[j];
+      } else {
+        held[tile][first + j] = words[j];
+      }
+    }
+  }
+  template <int kCount>
+  __device__ void Get(int tile, int first, Pack<unsigned, 4> (&words)[kCount]) const {
+    if (kThreads > 0) asm volatile("" ::: "memory");  // read here, not before the loop
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if constexpr (kThreads > 0) {
+        words[j] = Shared(tile, first + j);
+      } else {
+        words[j] = held[tile][first + j];
+      }
+    }
+  }
+};
+
+// The keys and values that a warp owns, and the running sums of their gradients. kThreads: as of
+// OwnRows.
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kThreads, bool kVector>
 struct OctetKeys {
-  Pack<unsigned, 4> key[kTiles][kSteps], value[kTiles][kValueSteps];
+  OwnRows<kTiles, kSteps + kValueSteps, kThreads> rows_of_keys;
   float of_key[kTiles][2 * kSteps][4], of_value[kTiles][2 * kValueSteps][4];
-  KeyLists<kTiles> lists;
+  KeyLists<kTiles, kThreads> lists;
   Index first;  // key 2t of the first tile
 
-  // Loads the keys and values from position `at` on, one of each tile in each lane, below `end`;
-  // clears the sums.
-  __device__ void Clear(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
+  // Loads the keys and values from position `at` on, one of each tile in each lane, below `end`.
+  __device__ void Load(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
                         unsigned t) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i, at += 8) {
       const Size row = at * call.key_heads;
-      LoadOwn<kVector>(k + row * call.depth, at < end, call.depth, t, key[i]);
-      LoadOwn<kVector>(v + row * call.value_depth, at < end, call.value_depth, t, value[i]);
+      Pack<unsigned, 4> key[kSteps], value[kValueSteps];
+      LoadOwn<kVector>(k + row * call.depth, at < end, call.depth, t, key);
+      LoadOwn<kVector>(v + row * call.value_depth, at < end, call.value_depth, t, value);
+      rows_of_keys.Put(i, 0, key);
+      rows_of_keys.Put(i, kSteps, value);
+    }
+  }
+  __device__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 8 * kSteps; ++j) of_key[i][j / 4][j % 4] = 0;
 #pragma unroll
@@ -207,8 +301,11 @@ struct OctetKeys {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       if (kTiles > 1 && !(lists.of_tile[i] & step)) continue;
-      query.Multiply(key[i], s[i]);
-      cotangent.Multiply(value[i], ds[i]);
+      Pack<unsigned, 4> key[kSteps], value[kValueSteps];
+      rows_of_keys.Get(i, 0, key);
+      query.Multiply(key, s[i]);
+      rows_of_keys.Get(i, kSteps, value);
+      cotangent.Multiply(value, ds[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         finite += 0 * s[i][j];
@@ -241,11 +338,15 @@ struct OctetKeys {
   __device__ void AddBias(int tile, unsigned bit, const Index (&rows)[2], const bool (&kept)[4],
                           const float* bias, const Index* permutation, float (&s)[4]) const {
     asm volatile("" : "+r"(bit));  // positions are not computed where there is no bias
+    unsigned ends[2];  // of the vectors of the window that store keys 2t and 2t + 1
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      ends[e] = __shfl_sync(~0u, lists.remain.Get().at[tile], threadIdx.x % 4 * 8 + e * 4);
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (!kept[j]) continue;
-      const unsigned stored = lists.stored[tile][j % 2];
-      const unsigned at = lists.at[tile][j % 2] + __popc(stored & ((1u << bit) - 1));
+      const unsigned at = ends[j % 2] - __popc(lists.stored[tile][j % 2] >> bit);
       s[j] += bias[Size(unsigned(permutation[at])) * kLength + rows[j / 2] % kLength];
     }
   }
@@ -274,8 +375,8 @@ struct OctetKeys {
 // dk and dv of the keys from `first` on, of which a set of kShare warps has 8 * kTiles. cut(lists)
 // may leave block rows out. For each tile all threads call write(batch, key of the lane, whether to
 // store, sums of dk before scaling, sums of dv).
-template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, bool kVector,
-          class Cut, class Write>
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kThreads,
+          bool kVector, class Cut, class Write>
 __device__ __forceinline__ void DifferentiateKeys(
     const AttentionCall& call, Size first, const T* __restrict__ dout,
     const float* __restrict__ delta, const T* __restrict__ q, const T* __restrict__ k,
@@ -300,14 +401,16 @@ __device__ __forceinline__ void DifferentiateKeys(
         call.Rows(dout, kManyOut, batch, call.m, call.heads, first_head, value_depth);
     const float* all_lse = call.OfRows(lse, kManyLse, batch, first_head);
     const float* all_delta = call.OfRows(delta, kManyDelta, batch, first_head);
-    OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kVector> own;
+    OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kThreads, kVector> own;
     own.first = Index(first + 2 * t);
-    own.Clear(call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
+    own.Load(call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
               call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth), call,
               first + g, end, t);
     own.lists.Begin(column_offsets, first, end);
     cut(own.lists);
     own.lists.template Share<kShare>(row_indices, share);
+    own.lists.Start();
+    own.Clear();
 #pragma unroll 1
     while (own.lists.Find(row_indices)) {
 #pragma unroll 1
@@ -327,7 +430,7 @@ __device__ __forceinline__ void DifferentiateKeys(
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             const unsigned place = (g / 2 * 4 + g % 2 + 2 * r) % kRows;
-            const unsigned block = own.lists.base + bit, row = block * kLength + part + place;
+            const unsigned block = own.lists.RowOf(bit), row = block * kLength + part + place;
             rows[r] = bit < 32 && block < blocks && row < rows_end ? Index(row) : -1;
           }
 #pragma unroll 1
@@ -382,7 +485,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
   const Size set = (Size(blockIdx.x) * kBlock + threadIdx.x) / (32 * kShare);
   const float scale = float(__longlong_as_double(scale_bits));
   const Size first = set * 8 * kTiles;
-  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
+  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, 0, kVector>(
       call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
       permutation, batches, scale, [](auto&) {},
       [&](Size batch, unsigned key, bool stored, const auto& of_key, const auto& of_value) {
@@ -393,22 +496,37 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
       });
 }
 
+// Whether twelve warps of the kernel below, three for each scheduler, run on a multiprocessor at
+// once, in blocks of up to four: for others, and for earlier architectures, ptxas would spill.
+template <int kLength, int kSteps, int kShare, int kBlock, bool kFull>
+__device__ constexpr bool TwelveWarps() {
+#if __CUDA_ARCH__ >= 900
+  return kLength <= 16 && kSteps <= 4 && kShare == 1 && kBlock <= 128 && kFull;
+#else
+  return false;
+#endif
+}
+
 // The same on a work list (row_pieces.cuh) whose rows are sets of 8 * kTiles keys, with as many
 // entries as the key that has most vectors. Partial sums, those of dk scaled: [batch, places,
 // 8 * kTiles, key_heads, depth] and [..., value_depth].
 template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
           bool kVector, bool kFull>
-__global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKernel(
-    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
-    const Index* __restrict__ lengths, const float* __restrict__ lse,
-    const Index* __restrict__ list, const Index* __restrict__ column_offsets,
-    const Index* __restrict__ row_indices, const Index* __restrict__ permutation,
-    T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ partial_dk,
-    float* __restrict__ partial_dv, long long m, long long keys, long long heads,
-    long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long pieces, long long elements,
-    long long places, long long sharing) {
+__global__ void __launch_bounds__(
+    kBlock, TwelveWarps<kLength, kSteps + kValueSteps, kShare, kBlock, kVector && kFull>()
+                ? 12 * 32 / kBlock
+                : 1)
+    AttentionOctetKeysBackwardPiecesKernel(
+        const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+        const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+        const Index* __restrict__ lengths, const float* __restrict__ lse,
+        const Index* __restrict__ list, const Index* __restrict__ column_offsets,
+        const Index* __restrict__ row_indices, const Index* __restrict__ permutation,
+        T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ partial_dk,
+        float* __restrict__ partial_dv, long long m, long long keys, long long heads,
+        long long key_heads, long long depth, long long value_depth, long long vectors,
+        long long batches, long long scale_bits, long long flags, long long pieces,
+        long long elements, long long places, long long sharing) {
   MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
   MoveToStructure(sharing, 4 * elements - 1, list);
   if (kFull) {
@@ -422,7 +540,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKer
   const RowPiece own = PieceAt(list, set, set < pieces, vectors);
   const Size first = Size(unsigned(own.row)) * 8 * kTiles;
   if (kShare == 1 && first >= call.keys) return;  // no work, in no lane; no barrier follows
-  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
+  constexpr int kThreads =
+      TwelveWarps<kLength, kSteps + kValueSteps, kShare, kBlock, kVector && kFull>() ? kBlock : 0;
+  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kThreads, kVector>(
       call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
       permutation, batches, scale,
       [&](auto& lists) {

@@ -64,6 +64,8 @@ __global__ void __launch_bounds__(kLanes* kShare)
   RowPiece own = PieceAt(list, element, true, places);
 #pragma unroll 1
   while (unsigned(own.row) < rows) {  // the same in all threads of the block
+    element += gridDim.x;
+    const Index next = element < elements ? list[4 * element] : -1;  // most blocks have no other
     const Index start = own.first + Index(share);
     const Size before = Size(unsigned(own.row)) * width;
 #pragma unroll 1
@@ -97,8 +99,7 @@ __global__ void __launch_bounds__(kLanes* kShare)
         __syncthreads();
       }
     }
-    element += gridDim.x;
-    if (element >= elements) return;
+    if (unsigned(next) >= rows) return;
     own = PieceAt(list, element, true, places);
   }
 }

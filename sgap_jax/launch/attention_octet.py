@@ -99,7 +99,7 @@ def keys_backward_plan(
     share = min(schedule.share, _MOST_WARPS)
     sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
     every = sets * shapes.key_heads * shapes.batch * share
-    warps = max(share, _neighbours(every, work, _BLOCK_WARPS))
+    warps = max(share, _neighbours(every, work, _BLOCK_WARPS if work is None else 2))
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]

@@ -192,13 +192,13 @@ TALL = dict(name="tall", tile=ONE)
 @pytest.mark.parametrize(
     ("right", "wrong", "of"),
     [
-        ("next[i] += __popc(own);", "next[i] += __popc(own) + 1;", TALL),
+        ("left.at[i] += __popc(own[i]);", "left.at[i] += __popc(own[i]) + 1;", TALL),
         ("low + share * each", "low", TALL | dict(tile=FOUR)),
         ("stop = low + (share + 1) * each;", "", TALL | dict(tile=FOUR)),
         ("if (g >= 4) bit =", "if (false) bit =", TALL),
         ("(lists.stored[i][j % 2] >> bit & 1)", "true", {}),
         ("rows[j / 2] >= from", "rows[j / 2] > from", {}),
-        ("__popc(stored & ((1u << bit) - 1))", "0", {}),
+        ("__popc(lists.stored[tile][j % 2] >> bit)", "0", {}),
         ("permutation[at]", "at", {}),
         ("2 * t + 8 * i + g % 2", "2 * t + 8 * i", {}),
         ("first + 8 * i + j % 2 : 0", "first + j % 2 : 0", {}),
@@ -235,8 +235,8 @@ def test_planted_bugs_by_keys_are_caught(right, wrong, of, planted):
         ),
         (
             "attention_octet_keys.cuh",
-            "limit = row + 1;",
-            "limit = 32;",
+            "limit = 1;",
+            "break;",
             test_a_vector_that_is_stored_twice,
         ),
         (

@@ -304,6 +304,7 @@ def test_steps_that_store_keys_of_one_tile():
         ("attention_pieces.cuh", "+= of_piece * sums", "+= sums"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_octet_keys.cuh", "to < most ? row_indices[start + to] : far", "far"),
+        ("attention_octet_keys.cuh", "bit < kNear ? base : far", "base"),
         ("attention_octet_keys.cuh", "step ^= left;", "step &= 0 - step;"),
         (
             "attention_octet_backward.cuh",
