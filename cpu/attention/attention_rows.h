@@ -175,7 +175,7 @@ void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t 
   for (int64_t lane = 0, taken = 0; lane < args.length; lane += taken) {
     const int64_t left = args.length - lane, row = block * args.length + lane;
     int64_t grouped = 0;
-    if constexpr (kGroupsRows) {
+    if (kGroupsRows && left >= kFewestGroupedRows<Acc>) {
       const int64_t fit = kMostRowNumbers / (padded > 0 ? padded : 1);
       grouped = left < kMostGroupedRows ? left : kMostGroupedRows;
       grouped = (grouped < fit ? grouped : fit) / kMost * kMost;
