@@ -172,6 +172,16 @@ def test_what_is_not_finite_reaches_only_what_stores_it(on):
     assert np.isfinite(again.astype(np.float32)).all()
 
 
+@kernels
+def test_a_vector_without_a_partner_meets_zeros(on):
+    """Block rows of one and of three vectors; all other rows of B are infinite."""
+    arrays, case, _ = encoded(from_row_lengths("odd", 6, [1] * 16), 8)
+    arrays = np.int32([0, 1, 4]), np.int32([3, 1, 3, 5]), arrays[2][:4]
+    B = np.full((6, 40), np.inf)
+    B[1::2] = 1
+    assert np.isfinite(spmm(arrays, case, B, on).astype(np.float32)).all()
+
+
 @on_tiles
 def test_a_malformed_structure_reads_nothing_else(on):
     """Entries that take no part are left out, as by the other kernels of a structure that nobody
