@@ -1,11 +1,11 @@
 """Products with few columns: python -m benchmarks.bench_narrow [--kind ...] [--problems NAME ...]
 
 A B and A^T B with 1, 4 and 8 columns and, in float64, with one, beside SciPy, torch and MKL's
-inspector on the same arrays of A; A^T B where everybody has made A^T in CSR beforehand (`converted`),
-as MKL's inspector does for `transposed` too; 100 products one after another, x <- A x / |A x|, in one
-`jit` beside loops of SciPy and torch; and 20 steps of LOBPCG for the four greatest eigenvalues in
-float64, beside SciPy's. Neither has converged by then everywhere: both are within 1% of `eigsh`. A
-row has our time and, of each peer, its time over ours.
+inspector on the same arrays of A; A^T B where everybody has made A^T in CSR beforehand
+(`converted`), as MKL's inspector does for `transposed` too; 100 products one after another, x <- A
+x / |A x|, in one `jit` beside loops of SciPy and torch; and 20 steps of LOBPCG for the four
+greatest eigenvalues in float64, beside SciPy's. Neither has converged by then everywhere: both are
+within 1% of `eigsh`. A row has our time and, of each peer, its time over ours.
 """
 
 import argparse

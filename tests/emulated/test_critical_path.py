@@ -204,8 +204,8 @@ def clocks(gpu, launch, list_of=None, whole_head=False):
     """When the last block of a launch ends, if each starts, in order, where one has ended, and
     blocks of one kind are alike: by their chains, or by the instructions of which a multiprocessor
     issues four a clock. `list_of` has a row of numbers for each block, by which the kinds are told;
-    without it all blocks are of one kind. `whole_head`: all blocks of a head run, and those of other
-    heads are like them."""
+    without it all blocks are of one kind. `whole_head`: all blocks of a head run, and those of
+    other heads are like them."""
     call = launch.call
     blocks, threads = int(np.prod(call.grid)), int(np.prod(call.block))
     kinds = np.zeros(blocks, int)
