@@ -268,7 +268,7 @@ struct OctetKeys {
 
   // Loads the keys and values from position `at` on, one of each tile in each lane, below `end`.
   __device__ void Load(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
-                        unsigned t) {
+                       unsigned t) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i, at += 8) {
       const Size row = at * call.key_heads;
@@ -338,7 +338,7 @@ struct OctetKeys {
   __device__ void AddBias(int tile, unsigned bit, const Index (&rows)[2], const bool (&kept)[4],
                           const float* bias, const Index* permutation, float (&s)[4]) const {
     asm volatile("" : "+r"(bit));  // positions are not computed where there is no bias
-    unsigned ends[2];  // of the vectors of the window that store keys 2t and 2t + 1
+    unsigned ends[2];              // of the vectors of the window that store keys 2t and 2t + 1
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       ends[e] = __shfl_sync(~0u, lists.remain.Get().at[tile], threadIdx.x % 4 * 8 + e * 4);
@@ -404,8 +404,8 @@ __device__ __forceinline__ void DifferentiateKeys(
     OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kThreads, kVector> own;
     own.first = Index(first + 2 * t);
     own.Load(call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
-              call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth), call,
-              first + g, end, t);
+             call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth), call,
+             first + g, end, t);
     own.lists.Begin(column_offsets, first, end);
     cut(own.lists);
     own.lists.template Share<kShare>(row_indices, share);
