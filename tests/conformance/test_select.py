@@ -316,9 +316,9 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
 
 def test_pairs_of_vectors_of_two_are_not_widened():
     of = dict(k=1024, nnz=200_000, m=2048, dtype="bfloat16", format="CVS(2)")
-    pairs = Machine(pair_dots=True)
+    pairs = dataclasses.replace(INTEL, pair_dots=True)
     assert {chosen_on(pairs, n=n, **of) for n in (1, 4, 16)} == {CpuTile()}
-    assert chosen_on(Machine(), n=16, **of) == CpuTile(columns=16, packed=True)
+    assert chosen_on(INTEL, n=16, **of) == CpuTile(columns=16, packed=True)
     assert chosen_on(pairs, n=16, **of | {"dtype": "float16"}) == CpuTile(columns=16, packed=True)
     with on_machine(pairs):
         shown = explain_choice(
