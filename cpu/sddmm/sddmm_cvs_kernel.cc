@@ -18,13 +18,12 @@ constexpr int kHeld = 4;
 // kRows rows of x against the rows of y that kColumns vectors name: kLanes dot products.
 template <typename T, int kRows>
 struct VectorDots {
-  using Pieces = DotPieces<T>;
-  static constexpr int kSize = kLanes<T>, kColumns = kSize / kRows, kWide = Pieces::kWidth;
+  static constexpr int kSize = kLanes<T>, kColumns = kSize / kRows, kWide = kPieceElements<T>;
   static constexpr bool kHoldX = kRows <= kColumns;
   static constexpr int kFew = kHoldX ? kRows : kColumns, kMany = kSize / kFew;
   static constexpr int kSteps = kHeld / kFew > 1 ? kHeld / kFew : 1;
-  using Sum = typename Pieces::Sum;
-  using Piece = typename Pieces::Piece;
+  using Sum = DotSum<T>;
+  using Piece = sgap::SGAP_ISA::Piece<T>;
 
   const T* x[kRows];
   const T* y;
@@ -39,18 +38,18 @@ struct VectorDots {
     };
     Piece held[kFew][kCount];
 #pragma GCC unroll 16
-    for (int i = 0; i < kFew; ++i) Pieces::template LoadPieces<kCount>(row(kHoldX, i), held[i]);
+    for (int i = 0; i < kFew; ++i) LoadPieces<T, kCount>(row(kHoldX, i), held[i]);
 #pragma GCC unroll 16
     for (int j = 0; j < kMany; ++j) {
       Piece pieces[kCount];
-      Pieces::template LoadPieces<kCount>(row(!kHoldX, j), pieces);
+      LoadPieces<T, kCount>(row(!kHoldX, j), pieces);
 #pragma GCC unroll 16
       for (int s = 0; s < kCount; ++s) {
         const Piece piece = Kept(pieces[s]);
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
           Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
-          sum = Pieces::PlusProducts(sum, held[i][s], piece);
+          sum = AddDots<T>(sum, held[i][s], piece);
         }
       }
     }
@@ -60,15 +59,15 @@ struct VectorDots {
     Piece right[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      right[c] = Pieces::LoadLast(y + size_t(columns[c]) * size_t(width), width, remainder);
+      right[c] = LoadTail(y + size_t(columns[c]) * size_t(width), width, remainder);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Piece left = Pieces::LoadLast(x[r], width, remainder);
+      const Piece left = LoadTail(x[r], width, remainder);
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
         Sum& sum = sums[c * kRows + r];
-        sum = Pieces::PlusProducts(sum, left, right[c]);
+        sum = AddDots<T>(sum, left, right[c]);
       }
     }
   }
@@ -94,7 +93,7 @@ struct VectorDots {
 #pragma GCC unroll 16
     for (int s = 0; s < kWidth; ++s) {
       const auto row = [&](bool of_x, int i) {
-        return Kept(Pieces::LoadPiece((of_x ? x[0] + i * kWidth * kWide : rows[i]) + s * kWide));
+        return Kept(LoadPiece((of_x ? x[0] + i * kWidth * kWide : rows[i]) + s * kWide));
       };
       Piece held[kFew];
 #pragma GCC unroll 16
@@ -105,11 +104,7 @@ struct VectorDots {
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
           Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
-          if constexpr (kInPairs<T>) {
-            sum = DotPairs(s == 0 ? Sum{} : sum, held[i], piece);
-          } else {
-            sum = s == 0 ? held[i] * piece : sum + held[i] * piece;
-          }
+          sum = s == 0 ? FirstDots<T>(held[i], piece) : AddDots<T>(sum, held[i], piece);
         }
       }
     }

@@ -14,62 +14,17 @@ struct VectorRange {
   int64_t begin, end, limit;
 };
 
-// A register of values of a row that follow each other: as many as there are sums or, where
-// products go in pairs, twice as many.
-template <typename T>
-struct DotPieces {
-  static constexpr int kSize = kLanes<T>, kWidth = kInPairs<T> ? 2 * kSize : kSize;
-  using Sum = DotSum<T>;
-  using Piece = std::conditional_t<kInPairs<T>, Pairs, Sum>;
-  using Word = std::conditional_t<kInPairs<T>, uint32_t, Accumulator<T>>;
-
-  static Piece LoadPiece(const T* row) {
-    if constexpr (kInPairs<T>) {
-      return BitCast<Piece>(LoadTileRow(row));
-    } else {
-      return Load<T, kSize>(row);
-    }
-  }
-
-  // The last `remainder` values of a row of `width`.
-  static Piece LoadLast(const T* row, int64_t width, int remainder) {
-    if constexpr (kInPairs<T>) {
-      return BitCast<Piece>(LoadTileRow<true>(row + width - remainder, remainder));
-    } else {
-      return LoadTail(row, width, remainder);
-    }
-  }
-
-  // kCount pieces in any order, the same for each row.
-  template <int kCount>
-  static void LoadPieces(const T* row, Piece* pieces) {
-    if constexpr (kInPairs<T>) {
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) pieces[i] = LoadPiece(row + i * kWidth);
-    } else {
-      LoadApart<T, kSize, kCount>(row, pieces);
-    }
-  }
-
-  static Sum PlusProducts(Sum sum, Piece x, Piece y) {
-    if constexpr (kInPairs<T>) {
-      return DotPairs(sum, x, y);
-    } else {
-      return sum + x * y;
-    }
-  }
-};
-
 // Sums that a run holds: the other registers have pieces of y, repeated ones, and x.
 constexpr int kPackedSums = kVectorBytes == 64 ? 16 : 8;
 
 // kGroups groups of kPart rows: each 16 bytes of a vector have one value of each row of a group.
 template <typename T, int kGroups>
-struct PackedRows : DotPieces<T> {
+struct PackedRows {
   using Acc = Accumulator<T>;
-  using Pieces = DotPieces<T>;
-  using Pieces::kSize, Pieces::kWidth;
-  using typename Pieces::Sum, typename Pieces::Piece, typename Pieces::Word;
+  using Sum = DotSum<T>;
+  using Piece = sgap::SGAP_ISA::Piece<T>;
+  using Word = std::conditional_t<kInPairs<T>, uint32_t, Acc>;
+  static constexpr int kSize = kLanes<T>, kWidth = kPieceElements<T>;
   static constexpr int kPart = 16 / sizeof(Acc), kParts = kSize / kPart;
   static constexpr int kRows = kGroups * kPart;
   using Lanes = std::make_integer_sequence<int, kSize>;
@@ -112,8 +67,8 @@ struct PackedRows : DotPieces<T> {
 #pragma GCC unroll 4
         for (int r = 0; r < kPart; ++r) {
           const T* row = x + (g * kPart + r) * width;
-          rows[r] = at + kWidth <= width ? Pieces::LoadPiece(row + at)
-                                         : Pieces::LoadLast(row, width, int(width - at));
+          rows[r] =
+              at + kWidth <= width ? LoadPiece(row + at) : LoadTail(row, width, int(width - at));
         }
         Transpose<kPart / 2>(rows);
 #pragma GCC unroll 4
@@ -142,7 +97,7 @@ struct PackedRows : DotPieces<T> {
 #pragma GCC unroll 4
         for (int g = 0; g < kGroups; ++g) {
           Sum& sum = sums[c * kGroups + g];
-          sum = Pieces::PlusProducts(sum, rows[g], repeated);
+          sum = AddDots<T>(sum, rows[g], repeated);
         }
       }
       Add<kColumns, kValue + 1>(x + kGroups * kSize, y, sums);
@@ -163,13 +118,13 @@ struct PackedRows : DotPieces<T> {
     const Word* x = packed;
     for (; at + kWidth <= width; at += kWidth, x += kRows * kSize) {
 #pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) pieces[c] = Pieces::LoadPiece(rows[c] + at);
+      for (int c = 0; c < kColumns; ++c) pieces[c] = LoadPiece(rows[c] + at);
       Add<kColumns>(x, pieces, sums);
     }
     if (at < width) {
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        pieces[c] = Pieces::LoadLast(rows[c], width, int(width - at));
+        pieces[c] = LoadTail(rows[c], width, int(width - at));
       }
       Add<kColumns>(x, pieces, sums);
     }
