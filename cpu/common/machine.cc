@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <fstream>
 #include <thread>
 
 namespace sgap {
@@ -11,6 +12,20 @@ namespace {
 int64_t Configured(int name, int64_t typical) {
   const long value = sysconf(name);
   return value > 0 ? int64_t(value) : typical;
+}
+
+// The last-level cache that the first processor shares, as Linux lists it, or as sysconf says,
+// which on AMD adds up those of the whole package; 0 where neither knows.
+int64_t LastLevel() {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  int64_t kilobytes = 0;
+  char unit = 0;
+  if (file >> kilobytes >> unit && unit == 'K' && kilobytes > 0) return kilobytes << 10;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  return Configured(_SC_LEVEL3_CACHE_SIZE, 0);
+#else
+  return 0;
+#endif
 }
 
 bool IsIntel() {
@@ -28,8 +43,8 @@ Machine Read() {
 #if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
   machine.l1_bytes = Configured(_SC_LEVEL1_DCACHE_SIZE, kTypicalL1);
   machine.l2_bytes = Configured(_SC_LEVEL2_CACHE_SIZE, kTypicalL2);
-  machine.l3_bytes = Configured(_SC_LEVEL3_CACHE_SIZE, 0);
 #endif
+  machine.l3_bytes = LastLevel();
   const int64_t cores = std::thread::hardware_concurrency();
   machine.cores = cores > 0 ? cores : 1;
   return machine;

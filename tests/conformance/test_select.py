@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 import pickle
 from functools import partial
 
@@ -354,6 +355,9 @@ def test_the_machine_is_read_and_shown():
     assert 4 << 10 <= found.l1_bytes <= 1 << 20 and 64 << 10 <= found.l2_bytes <= 1 << 30
     assert found.cores >= 1 and found.vector_bytes in (16, 32, 64)
     assert f"l2_bytes {found.l2_bytes}" in info()["cpu_machine"]
+    shared = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    if shared.exists():  # not the sum over a package of several
+        assert f"{found.l3_bytes >> 10}K" == shared.read_text().strip()
 
 
 def test_a_choice_is_explained_by_its_rule_and_what_that_reads():
