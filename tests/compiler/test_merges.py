@@ -397,6 +397,20 @@ def test_refused_schedules(change, reason):
     assert message.count(transformation) == 1, "the call is named once, in front of the reason"
 
 
+@pytest.mark.parametrize(
+    "index,operand,reason",
+    [
+        ("k", "C_", "over positions of C_(i,k), but B(j,k) has coordinates of k too"),
+        ("k2", "B", "k2 is the variable of what fills a workspace"),
+    ],
+)
+def test_refused_positions_beside_a_workspace(index, operand, reason):
+    product = parse("C(i,k) = A(i,j) * B(j,k)", dict(A=CSR, B=CSR, C=CSR))
+    filled = Schedule(product).precompute("A B", "k", "k2", "w")
+    with pytest.raises((ScheduleError, NotImplementedError), match=re.escape(reason)):
+        filled.pos(index, "p", operand)
+
+
 def test_refused_expressions():
     overlapping = Assign(s[()], A[i, j] + a[i])
     with pytest.raises(ScheduleError, match="several loops of i, one for each sum over it"):

@@ -117,6 +117,12 @@ def _check_leader(expression: Assign, statement: SuchThat, pos: cin.Pos) -> None
     """Checks that a loop over the positions of one operand comes to all coordinates of an index
     that its terms need: those of the others are searched for."""
     if pos.coordinate not in stored_indices(expression):
+        made = [r for r in statement.relations if isinstance(r, cin.Precompute)]
+        if pos.coordinate in [relation.fresh for relation in made]:
+            raise NotImplementedError(
+                f"{pos.coordinate} is the variable of what fills a workspace; take positions of "
+                "an index before its precompute"
+            )
         raise NotImplementedError(
             f"{pos.coordinate} is a tile of merged coordinates; take positions of all of an index"
         )
@@ -155,6 +161,12 @@ def check_levels(access: Access | None, graph: Provenance, around: tuple[Forall,
         walked = [v for v in of_level[depth] if graph.by_position(v)]
         if walked and not all(of_level[:depth]):
             missing = indices[[bool(v) for v in of_level[:depth]].index(False)]
+            named = [r.access for _, r in graph.lineage(walked[0]) if isinstance(r, cin.Pos)]
+            if named and named[0] != access:
+                raise ScheduleError(
+                    f"the loop of {walked[0]} runs over positions of {named[0]}, but {access} has "
+                    f"coordinates of {indices[depth]} too, and no loop says of which {missing}"
+                )
             raise ScheduleError(
                 f"the loop of {walked[0]} runs over positions of level {depth + 1} of {access}, "
                 f"but no loop around it says of which {missing}"
