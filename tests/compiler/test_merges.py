@@ -309,14 +309,16 @@ def test_tiles_of_a_producer():
 
 
 def test_a_remainder_in_machine_code():
-    """A loop over f with i = f / 4 and j = f % 4, of which LLVM once read X(k,j) as if j were f."""
-    H = Tensor("H", Format((Compressed, Dense)))
-    expression = Assign(Tensor("R")[k, i, j], X[k, j] - H[k, i])
-    problem = Merged(expression, {"i": 8, "j": 4, "k": 3}, 0.6, 3)
-    function = problem.check(Schedule(expression).fuse("i", "j", "f"))
+    """A loop over f with i = f / 4 and j = f % 4, of which LLVM once read X(k,j) as if j were f:
+    alone, and around a loop that LLVM unrolls before it vectorizes."""
+    H, of_l = Tensor("H", Format((Compressed, Dense))), index_vars("l")[0]
     pytest.importorskip("llvmlite")
-    (found,) = call(function, *problem.given(function).values())
-    np.testing.assert_array_equal(np.float64(found), problem.want)
+    for product in (X[k, j], X[k, j] * y[of_l]):
+        expression = Assign(Tensor("R")[k, i, j], product - H[k, i])
+        problem = Merged(expression, {"i": 8, "j": 4, "k": 3, "l": 2}, 0.6, 3)
+        function = problem.check(Schedule(expression).fuse("i", "j", "f"))
+        (found,) = call(function, *problem.given(function).values())
+        np.testing.assert_array_equal(np.float64(found), problem.want)
 
 
 def test_vectors_and_promotion():

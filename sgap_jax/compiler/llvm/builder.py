@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from sgap_jax.compiler.llvm import memory
 from sgap_jax.compiler.llvm.instructions import (
@@ -381,10 +382,10 @@ class Builder(Instructions):
         """One iteration after another, of which all lanes take part in each; `body` writes another
         body than that of `loop`."""
         metadata = UNROLLED if loop.unit == "unroll" else ""
-        inside = list(parts(loop.body))
-        divides = any(isinstance(x, Binary) and x.op in ("//", "%") for x in inside)
-        if not metadata and divides and not any(isinstance(x, For) for x in inside):
-            # LLVM 22.1 read A[k * 4 + f % 4] as neighbours along f, past the end of A.
+        around = any(isinstance(x, For) and _stays(x) for x in parts(loop.body))
+        if not metadata and not around and _divides(loop.body):
+            # LLVM 22.1 read A[k * 4 + f % 4] as neighbours along f, past the end of A. So it may in
+            # a loop around others that are so short that it unrolls them first.
             metadata = SERIAL
             self.declared.add(SERIAL_NODES)
         own = functools.partial(self.statements, loop.body)
@@ -414,6 +415,19 @@ class Builder(Instructions):
             self.write(counter, self.binary("+", now, constant(step)))
             self.branch(head, metadata)
             self.start_block(after)
+
+
+def _divides(node: Any) -> bool:
+    return any(isinstance(x, Binary) and x.op in ("//", "%") for x in parts(node))
+
+
+def _stays(loop: For) -> bool:
+    """Whether LLVM vectorizes nothing around the loop: it is in vectors, or has bounds that are no
+    constants, so that it is not unrolled."""
+    match loop:
+        case For(_, Int(begin), Int(end), unit=loopir.CPU_VECTOR):
+            return end - begin > 1
+    return loop.unit == loopir.CPU_VECTOR or _divides((loop.begin, loop.end))
 
 
 def _split_index(index: Expr, size: int) -> tuple[Expr, Expr]:
