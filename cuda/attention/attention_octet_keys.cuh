@@ -171,7 +171,8 @@ struct KeyLists {
     }
     end = __reduce_min_sync(~0u, end);
     second = __reduce_min_sync(~0u, second < end ? second : end);
-    far = second - base < kNear ? base : second - kNear;  // not below 0: ~0u has no bit
+    // One range, where there is no other, or a list that may hold anything does not ascend.
+    far = second < base || second - base < kNear ? base : second - kNear;
     unsigned limit = end - base < end - far ? end - base : end - far, own[kTiles];
     limit = limit < 32 ? limit : 32;
     while (true) {

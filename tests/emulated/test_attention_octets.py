@@ -68,6 +68,16 @@ def test_a_vector_that_is_stored_twice():
     attention.check(FOUR, BACKWARD)
 
 
+def test_block_rows_of_a_key_that_do_not_ascend():
+    """A traced transpose may hold anything: block row 7 behind the window of block row 40 is not a
+    reason to look at that window for ever."""
+    attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
+    assert (attention.column_offsets[1:9] > attention.column_offsets[:8]).any()
+    attention.row_indices[:] = 7
+    attention.row_indices[attention.column_offsets[:-1]] = 40
+    attention.run(ONE, ("keys",), step_limit=20_000)
+
+
 @pytest.mark.parametrize(("operand", "odd"), [("q", np.nan), ("dout", np.inf)])
 def test_what_is_not_finite_reaches_the_keys_of_its_row_alone(operand, odd):
     case, setting = BATTERY["every_length"], Setting(8, batch=1, dtype="float16", key_heads=2)

@@ -263,22 +263,20 @@ def test_wrong_chunks_are_refused(wrong):
         AttentionTile(8, chunk=1).check(Problem("attention", (9, 9), 2**30, platform="cuda"))
 
 
-def compare_tiles():
-    """Gradients of keys of which a step of two block rows stores one tile of 8, each of them
-    another, against the unfused operations."""
-    seen = np.zeros((32, 32), np.float32)
-    for at in range(0, 32, 8):
-        seen[at : at + 8, at : at + 8] = 1
-    A = SparseArray.from_dense(seen).asformat(CVS(8)).astype(jnp.bfloat16)
+def compare_keys(seen):
+    """Gradients of block rows of 8 that see keys where `seen` says, 64 features, against the
+    unfused operations."""
+    A = SparseArray.from_dense(np.repeat(seen, 8, 0)).asformat(CVS(8)).astype(jnp.bfloat16)
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((1, 32, 2, 64)), jnp.bfloat16) for _ in range(3))
+    draw = lambda tokens: jnp.asarray(rng.standard_normal((1, tokens, 2, 64)), jnp.bfloat16)
+    q, k, v = map(draw, (A.shape[0], A.shape[1], A.shape[1]))
 
     def gradients(schedule):
         def loss(q, k, v):
             out = sparse_attention(q, k, v, A, schedule=schedule)
             return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
-        return jax.grad(loss, (0, 1, 2))(q, k, v)
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
 
     run = Counted()
     found = gradients(Emulated(run, AttentionTile(16, octet=True)))
@@ -288,8 +286,25 @@ def compare_tiles():
         assert np.abs(x - expected).max() <= 0.02 * np.abs(expected).max()
 
 
+def compare_tiles():
+    """A step of two block rows stores one tile of 8 keys, each of them another."""
+    compare_keys(np.kron(np.eye(4, dtype=np.float32), np.ones((1, 8), np.float32)))
+
+
 def test_steps_that_store_keys_of_one_tile():
     compare_tiles()
+
+
+def compare_ranges():
+    """Block rows that see all keys, and others far from them, are one window; each key is in both
+    ranges, or in one."""
+    seen = np.zeros((20, 16), np.float32)
+    seen[:2] = seen[15, ::2] = seen[18, ::3] = 1
+    compare_keys(seen)
+
+
+def test_windows_of_two_ranges_of_block_rows():
+    compare_ranges()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +319,8 @@ def test_steps_that_store_keys_of_one_tile():
         ("attention_pieces.cuh", "+= of_piece * sums", "+= sums"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_octet_keys.cuh", "to < most ? row_indices[start + to] : far", "far"),
-        ("attention_octet_keys.cuh", "second - base < kNear ? base : second", "second"),
+        ("attention_octet_keys.cuh", " || second - base < kNear", ""),
+        ("attention_octet_keys.cuh", "bit < kNear ? base : far", "base"),
         ("attention_octet_keys.cuh", "step ^= left;", "step &= 0 - step;"),
         (
             "attention_octet_backward.cuh",
@@ -330,6 +346,8 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
         try:
             if "step" in right:
                 compare_tiles()
+            elif "base : far" in right:
+                compare_ranges()
             elif "octet" in header:
                 compare(OCTETS, AttentionTile(8, 2, octet=True, chunk=5), 16, "float16")
             else:
