@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
     print(f"# {machine.cpu_model()}, load average {machine.load_at_start():.1f}", flush=True)
     for name, value in measure(args.scale, args.degree, args.parts).items():
-        print(f"{name:18} {value:15,.1f}", flush=True)
+        print(f"{name:18} {value:15,.3f}", flush=True)
 
 
 if __name__ == "__main__":
