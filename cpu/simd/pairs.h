@@ -66,7 +66,7 @@ inline Vector<float, 16> PanelColumns(Vector<float, 16> first, Vector<float, 16>
 }
 
 // Rows of zeros, the partner of a row that has none.
-alignas(64) inline constexpr BFloat16 kZeroRow[8 * 16] = {};
+alignas(64) inline constexpr BFloat16 kZeroRow[16 * 16] = {};
 
 // Two rows of kVectors vectors of 16 columns as pairs, with kInOrder one vector after the other,
 // else as PairHalves (of one vector both are the same). With kTail the last vector has `tail`.

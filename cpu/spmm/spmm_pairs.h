@@ -17,10 +17,7 @@ struct PairedTile : Tile<BFloat16, BFloat16, 16, kVectors, kTail> {
   using typename Wide::Sum;
   using Block = RowBlock<BFloat16, BFloat16>;
 
-  // The row that the last of an odd number of entries is paired with.
-  alignas(64) static constexpr BFloat16 kNone[kVectors * 16] = {};
-
-  // The entries p and p + 1, or p alone.
+  // The entries p and p + 1, or p alone, beside zeros.
   template <bool kBoth>
   static void Add(const Block& block, int64_t p, Sum* sums) {
     const auto row = [&](int64_t p) {
@@ -28,7 +25,7 @@ struct PairedTile : Tile<BFloat16, BFloat16, 16, kVectors, kTail> {
     };
     const auto values = Pairs{} + LoadPair(block.own_values + p, kBoth ? 2 : 1);
     Pairs x[kVectors];
-    LoadPairs<kVectors, kTail, /*kInOrder=*/true>(row(p), kBoth ? row(p + 1) : kNone, block.tail,
+    LoadPairs<kVectors, kTail, /*kInOrder=*/true>(row(p), kBoth ? row(p + 1) : kZeroRow, block.tail,
                                                   x);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) sums[i] = DotPairs(sums[i], x[i], values);

@@ -13,6 +13,7 @@ from sgap_jax.schedules.problem import Problem
 _WARP = 32
 _HALF = 128  # registers of a lane: half of the most that it can have
 _BLOCK_WARPS = 4  # warps of a block of the kernel by keys, if there are few of them
+_PIECES_WARPS = 2  # of that kernel on pieces: blocks of four differ more in what they issue
 _MOST_WARPS = 8  # warps of a block whose lanes have the most registers
 # By keys an entry is up to 16 keys by V rows: a piece of so many fewer takes about as long as one
 # of a row.
@@ -99,7 +100,7 @@ def keys_backward_plan(
     share = min(schedule.share, _MOST_WARPS)
     sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
     every = sets * shapes.key_heads * shapes.batch * share
-    warps = max(share, _neighbours(every, work, _BLOCK_WARPS if work is None else 2))
+    warps = max(share, _neighbours(every, work, _BLOCK_WARPS if work is None else _PIECES_WARPS))
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]

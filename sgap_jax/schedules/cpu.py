@@ -265,7 +265,7 @@ _INTEL_USES = 32  # of each head's keys, on Intel
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
-# Rows of the column vectors of which a block row is a task, for registers of so many bytes.
+# Bytes of a register -> the fewest rows of a column vector with which a block row is a task.
 _LONG_VECTORS = {32: 2, 64: 32}
 _WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
@@ -329,9 +329,9 @@ def attention_plan(
     rows of a task meet them in pieces that fill half of it; in the forward pass over copies with
     vectors of 32 bytes in pieces of twice its size: a Zen 3's third-level cache keeps up.
 
-    Where vectors have 32 bytes, or 64 bytes and columns 32 rows, a kernel takes up to 64 rows of a
-    column vector against a block of keys at once. A block row is a task then, if there are enough
-    of them: pieces of block rows would each leave all its rows in memory.
+    Where registers have 32 bytes, or have 64 and a column vector has 32 rows or more, a kernel
+    takes up to 64 rows of a column vector against a block of keys at once. A block row is a task
+    then, if there are enough of them: pieces of block rows would each leave all its rows in memory.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
