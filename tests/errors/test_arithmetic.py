@@ -93,7 +93,7 @@ def batch(A):
         (lambda: A[..., ...], IndexError, ["one ellipsis"]),
         (lambda: A[[0, 1], [0, 1, 2]], IndexError, ["that broadcast", "A[I][:, J]"]),
         (lambda: T[0, :, [0, 1]], IndexError, ["one index array"]),
-        (lambda: A[DENSE > 0], IndexError, ["mask of shape [5]", "[5, 4]"]),
+        (lambda: A[DENSE.T > 0], IndexError, ["mask of shape [5]", "[4, 5]"]),
         (lambda: jax.jit(lambda m: A[m].values)(np.ones(5, bool)), IndexError, ["flatnonzero"]),
         (lambda: jax.jit(lambda T: T[0].values)(T), NotImplementedError, ["3 dimensions"]),
         (lambda: jax.jit(lambda A: A[[0, 1]].values)(A), ValueError, ["rows: nse", "traced"]),
