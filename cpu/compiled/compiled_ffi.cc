@@ -78,9 +78,28 @@ struct CompiledCall {
   }
 };
 
-// Fills `arrays`; a message where they are not those of the kernel.
+// Whether the last of the inputs is not the kernel's: a bool scalar.
+bool HasLook(ffi::RemainingArgs args, size_t kernel_inputs) {
+  if (args.size() != kernel_inputs + 1) return false;
+  const auto last = args.get<ffi::AnyBuffer>(kernel_inputs);
+  return last.has_value() && last->element_type() == ffi::PRED && last->element_count() == 1;
+}
+
+// Fills `arrays`; a message where they are not those of the kernel, or were found not to hold.
 std::string TakeArrays(ffi::RemainingArgs args, ffi::RemainingRets rets, CompiledCall* call) {
-  const size_t count = args.size() + rets.size();
+  const size_t kernel_arrays = call->kernel->array_bytes.size();
+  const size_t kernel_inputs = kernel_arrays - std::min(kernel_arrays, rets.size());
+  size_t inputs = args.size();
+  if (HasLook(args, kernel_inputs)) {
+    inputs = kernel_inputs;
+    if (!*static_cast<const bool*>(args.get<ffi::AnyBuffer>(inputs)->untyped_data())) {
+      return "the index arrays of a sparse operand are not those that were checked when it was "
+             "made: one is out of range, falls, or repeats a coordinate. Something changed them "
+             "(jax.tree.map and psum change every array of a pytree); make a new operand with "
+             "from_arrays, or change its values alone (A.with_values)";
+    }
+  }
+  const size_t count = inputs + rets.size();
   if (count != call->kernel->array_bytes.size()) {
     return "expected " + std::to_string(call->kernel->array_bytes.size()) + " arrays, got " +
            std::to_string(count);
@@ -93,7 +112,7 @@ std::string TakeArrays(ffi::RemainingArgs args, ffi::RemainingRets rets, Compile
     return "array " + std::to_string(i) + ": expected " + std::to_string(want) + " bytes, got " +
            std::to_string(got);
   };
-  for (size_t i = 0; i < args.size(); ++i) {
+  for (size_t i = 0; i < inputs; ++i) {
     auto input = args.get<ffi::AnyBuffer>(i);
     if (input.has_error()) return input.error().message();
     if (std::string error = take(*input); !error.empty()) return error;
@@ -220,7 +239,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CompiledExecute, Execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Ctx<ffi::State<CompiledState>>()
-                                  .RemainingArgs()  // the kernel's inputs
+                                  // The kernel's inputs; then, where the program looked at their
+                                  // index arrays, whether these hold: a bool scalar.
+                                  .RemainingArgs()
                                   .RemainingRets()  // the kernel's outputs
                                   .Attr<std::string_view>("key")
                                   .Attr<int64_t>("chunk")   // iterations of a task; 0: open

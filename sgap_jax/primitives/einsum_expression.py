@@ -180,7 +180,8 @@ class Expression:
         one element of the batch and do not have these indices (einsum_loops.py).
       checked: whether somebody has validated the index arrays; if not, they may hold anything
         (einsum_unchecked.py).
-      repeats: coordinates of the last level, and those of the fibers' level, may repeat.
+      repeats: coordinates of the last level, and those of the fibers' level, may repeat: the
+        program has looked at the index arrays, or made them.
     """
 
     sparse: str

@@ -170,6 +170,9 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: LoopSchedule) ->
     )
     attributes = llvm.call_attributes(function, work=_products(expression))
     given = inputs_of(expression, schedule.expression, operands)
+    if not expression.repeats:  # nobody has looked at these arrays in this program
+        index_arrays = operands[len(expression.words) :]
+        given.append(einsum_unchecked.held_on_cpu(index_arrays, expression, function))
     return call(*given, **attributes).astype(dtype)
 
 

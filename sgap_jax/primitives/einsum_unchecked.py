@@ -1,4 +1,5 @@
-"""einsum over unchecked index arrays: made under jit, they may hold anything.
+"""einsum over index arrays that may hold anything: made under jit, or put in the place of checked
+ones.
 
 Segment i of a level is [o[i], o[i + 1]) of its offsets, clamped to the level and made monotone by
 a running maximum. An entry with a coordinate out of range takes no part, nor does what is under
@@ -6,7 +7,8 @@ such a node; every other entry counts, in any order and as often as it is stored
 
 Compiled loops need valid index arrays, so these are checked when the program runs: one pass, whose
 cost is small beside most calls. Valid ones go to the loops unchanged. Others are first rebuilt,
-which costs more: the entries that take part come first, and each node occurs once.
+which costs more: the entries that take part come first, and each node occurs once. Arrays that
+count as checked are looked at too, and the call is refused where something changed them.
 """
 
 from __future__ import annotations
@@ -152,6 +154,14 @@ def bounded(
     orders = _orders(expression, in_order)
     hold = levels_hold(operands[count:], expression.format, _sizes(expression), orders)
     return jax.lax.cond(hold, run, mended, *operands)
+
+
+def held_on_cpu(index_arrays: Sequence, expression: Expression, function: Function) -> jax.Array:
+    """Whether these index arrays are as the loops of `function` need them: a bool scalar, found on
+    the CPU when the program runs."""
+    orders = _orders(expression, needs_order(function))
+    sizes = tuple(_sizes(expression))
+    return _hold_natively(*index_arrays, format=expression.format, sizes=sizes, orders=orders)
 
 
 def levels_hold(

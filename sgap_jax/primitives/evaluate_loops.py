@@ -205,9 +205,16 @@ def _pairs(assign: Assign, asked: Assign) -> Iterator[tuple[Access, Access]]:
 
 
 def cpu_loops(
-    *operands: Any, evaluation: Evaluation, schedule: LoopSchedule, dtype: Any
+    *operands: Any,
+    evaluation: Evaluation,
+    schedule: LoopSchedule,
+    dtype: Any,
+    hold: jax.Array | None = None,
 ) -> jax.Array:
-    """The expression on the CPU: a custom call that runs machine code compiled while lowering."""
+    """The expression on the CPU: a custom call that runs machine code compiled while lowering.
+
+    `hold`: whether the index arrays are valid; the call fails where they are not. None: they are.
+    """
     given = evaluation.given(operands)
     function = function_of(evaluation, schedule, given, dtype)
     (output,) = function.outputs
@@ -215,7 +222,8 @@ def cpu_loops(
     keep_chosen(str(evaluation.assign), schedule, False, lambda: print_c(function))
     shape = evaluation.out_shape(operands)
     call = jax.ffi.ffi_call(llvm.TARGET, jax.ShapeDtypeStruct(shape, output.dtype))
-    out = call(*(arrays[x.name] for x in function.inputs), **llvm.call_attributes(function))
+    inputs = [*(arrays[x.name] for x in function.inputs), *([] if hold is None else [hold])]
+    out = call(*inputs, **llvm.call_attributes(function))
     return structure.varying_like(out.astype(dtype), *operands)
 
 

@@ -5,8 +5,9 @@ with the operand's tangent in its place, a cotangent that of the terms with the 
 there, at the entries of a sparse operand (notation/derivatives.py). So the set is closed, to any
 order, and nothing dense is formed for a sparse operand's derivative.
 
-Merge loops trust index arrays, and where these were made under jit nobody has checked them: the
-program does when it runs, and plain JAX, which takes any, runs where they are not valid.
+Merge loops trust index arrays, so the program looks at them when it runs. Where they are not valid
+plain JAX, which takes any, runs for those that were made under jit; arrays that count as checked
+have been changed, and the CPU refuses the call.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def _cpu(ctx: Any, *operands: Any, evaluation: Evaluation, schedule: Any, dtype:
     if _empty(evaluation):
         function: Callable = functools.partial(_reference, **params)
     else:
-        function = functools.partial(cpu_loops if evaluation.checked else _guarded, **params)
+        function = functools.partial(_looking if evaluation.checked else _guarded, **params)
     return jax_lowering(ctx, function, operands, ctx.avals_in)
 
 
@@ -275,6 +276,12 @@ def _empty(evaluation: Evaluation) -> bool:
     return 0 in dict(evaluation.sizes).values()
 
 
+def _looking(*operands: Any, evaluation: Evaluation, **params: Any) -> jax.Array:
+    """Loops that refuse index arrays which are not valid."""
+    hold = _hold(evaluation, operands, ordered=len(evaluation.stored) > 1)
+    return cpu_loops(*operands, evaluation=evaluation, hold=hold, **params)
+
+
 def _guarded(*operands: Any, evaluation: Evaluation, **params: Any) -> jax.Array:
     """Loops if the index arrays are valid, else plain JAX."""
     run = functools.partial(cpu_loops, evaluation=evaluation, **params)
@@ -282,13 +289,15 @@ def _guarded(*operands: Any, evaluation: Evaluation, **params: Any) -> jax.Array
     return jax.lax.cond(_hold(evaluation, operands), run, otherwise, *operands)
 
 
-def _hold(evaluation: Evaluation, operands: Sequence) -> jax.Array:
-    """Whether the index arrays are valid."""
+def _hold(evaluation: Evaluation, operands: Sequence, ordered: bool = True) -> jax.Array:
+    """Whether the index arrays are valid. If not `ordered`, coordinates of the last level may have
+    any order: loops with one sparse operand merge nothing, and go through them as they are."""
     hold = jnp.asarray(True)
     structures = evaluation.given(operands).structures
     for (format, shape), arrays in zip(evaluation.layouts, structures, strict=True):
         levels = format.levels[: stored_levels(format)]
         orders = "".join("." if level == Dense() else "<" for level in levels)
+        orders = orders if ordered else f"{orders[:-1]}."
         sizes = [shape[mode] for mode in format.modes[: len(levels)]]
         hold &= levels_hold(jax.tree.leaves(arrays), format, sizes, orders)
     return hold

@@ -1,6 +1,7 @@
 """The programs of einsum over unchecked structures: which structures are checked at run time, under
 vmap, scan and schedules, and that no index value crashes the process."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -9,13 +10,14 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from unchecked_einsum import Case, every, near
 from unchecked_structures import KINDS
 
-from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, einsum
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, einsum, evaluate
 from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.schedules.emulated import Emulated
@@ -28,8 +30,9 @@ def run_of(case, **options):
 
 
 @loops
-def test_only_what_nobody_checked_is_looked_at():
-    """Only unchecked structures are checked at run time; the loops are the same."""
+def test_only_what_nobody_checked_is_mended():
+    """Structures that count as checked are looked at, in one program and once; the loops are the
+    same."""
     case = Case("ij,j,jr->ir", CSR, "valid")
     text = run_of(case).lower(*case.given()).as_text()
     A = SparseArray.from_arrays(case.values, *case.arrays, shape=case.shape)
@@ -37,9 +40,47 @@ def test_only_what_nobody_checked_is_looked_at():
     checked = jax.jit(lambda A, *d: einsum(case.subscripts, A, *d)).lower(A, *case.given()[2])
     keys = [set(re.findall(r'key = "(\w+)"', t)) for t in (text, checked.as_text())]
     assert keys[0] == keys[1] and len(keys[0]) == 1
-    assert "sgap_check_levels_v1" in text and "stablehlo.case" in text
-    assert "sgap_check_levels_v1" not in checked.as_text()
-    assert "stablehlo.case" not in checked.as_text()
+    assert "stablehlo.case" in text and "stablehlo.case" not in checked.as_text()
+    for each in (text, checked.as_text()):
+        assert each.count("custom_call @sgap_check_levels_v1") == 1
+
+
+def changed(A, kind):
+    """A with index arrays that something put in the place of those that were checked."""
+    arrays = jax.tree.leaves(A.index_arrays)
+    if kind == "doubled":  # as psum on two devices
+        new = [2 * x for x in arrays]
+    else:
+        rng, most = np.random.default_rng(0), np.iinfo(np.int32).max
+        new = [rng.integers(-most, most, x.shape).astype(np.int32) for x in arrays]
+    found = jax.tree.unflatten(jax.tree.structure(A.index_arrays), new)
+    return dataclasses.replace(A, index_arrays=found)
+
+
+@loops
+@pytest.mark.parametrize("kind", ["doubled", "wild"])
+@pytest.mark.parametrize("name", ["CSR", "COO", "CVS(4)", "CSF(3)"])
+def test_changed_arrays_that_count_as_checked_are_refused(name, kind):
+    """By loops of one sparse operand and of two, forward and backward; and unchanged ones run."""
+    format, rng = FORMATS[name], np.random.default_rng(1)
+    shape = (40, 24, 16)[: 3 if name == "CSF(3)" else 2]
+    x = rng.standard_normal(shape) * (rng.random(shape) < 0.2)
+    A = SparseArray.from_dense(x.astype(np.float32), format=format)
+    y = jnp.ones(shape[1], jnp.float32)
+    letters = "ijk"[: len(shape)]
+    loss = lambda A: einsum(f"{letters},j,jr->ir", A, y, y[:, None]).sum()
+    calls = [loss, jax.jit(loss), jax.jit(jax.grad(lambda v, A: loss(A.with_values(v))))]
+    calls[2] = lambda A, run=calls[2]: run(A.values, A)
+    if name in ("CSR", "CSF(3)"):  # other formats are converted, which looks at them
+        own = ",".join(letters)
+        text = f"y(i) = A({own}) * B({own})"
+        calls.append(jax.jit(lambda A: evaluate(text, A=A, B=A)))
+    bad = changed(A, kind)
+    assert bad.is_checked
+    for call in calls:
+        jax.block_until_ready(call(A))
+        with pytest.raises(Exception, match=r"not those that were checked.*from_arrays"):
+            jax.block_until_ready(call(bad))
 
 
 @loops

@@ -59,7 +59,8 @@ def call_attributes(function: Function, *, chunk: int = 0, work: int | None = No
     """Compiles `function`, where this process has not, and returns the attributes of its call.
 
     The call is `jax.ffi.ffi_call("sgap_compiled_v1", results)(*inputs, **attributes)` with inputs
-    and results in the order of the function; any shape of the right size will do.
+    and results in the order of the function; any shape of the right size will do. A bool scalar
+    after the inputs says whether their index arrays are valid; the call fails where it is false.
 
     Args:
       chunk: iterations of a CPUThread loop that one task runs; 0 lets the handler choose.
