@@ -29,6 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sgap_jax.compiler import presets
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.notation.expr import Assign
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.cache import content_key, default_folder, replace_file
@@ -235,9 +238,10 @@ def tune(
       run: called as `run(*operands, schedule=...)`: `spmm`, `sddmm`, `sparse_attention`, ..., or a
         function that passes `schedule` on and does more, such as taking a gradient.
       operands: concrete arrays and SparseArrays: any pytrees.
-      candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler` for
-        `einsum`; None is a candidate too. By default `candidate_schedules` of the problem of the
-        first kernel that `run` calls.
+      candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler`;
+        None is a candidate too. By default `candidate_schedules` of the problem of the first kernel
+        that `run` calls; of an `einsum` or `evaluate` that runs as compiled loops, on the CPU, None
+        and the presets of its expression with tasks of 1 to 256 rows.
       deterministic: of the default candidates, only those that give the same bits at each call;
         None: those too that do not if the default is one of them (`candidate_schedules`).
       seconds: time to measure, not counting the compilation and a first sample of each candidate;
@@ -275,8 +279,9 @@ def tune(
             raise ValueError("tune: candidates must name at least one schedule")
         return _timed(run, operands, chosen, seconds)
     problem = _problem(run, operands)
-    own = candidate_schedules(problem, deterministic=deterministic)
-    if not own:
+    if isinstance(problem, Assign):
+        own = _loops(problem, _device(operands).platform, deterministic)
+    elif not (own := candidate_schedules(problem, deterministic=deterministic)):
         raise NotImplementedError(
             f"tune: {problem.op} has no kernels for {problem.dtype} on {problem.platform}: "
             "there is nothing to choose"
@@ -290,25 +295,48 @@ def tune(
     return tuned
 
 
-class _Asked(Exception):
-    """Raised by `_Ask.check`, to carry the problem out of a lowering."""
+def _loops(expression: Assign, platform: str, deterministic: bool | None) -> tuple:
+    """Schedules of compiled loops: None, which is the default, and presets that divide an
+    expression otherwise; where `deterministic` is False, also those whose tasks share sums."""
+    if platform != "cpu" or not llvm.available():
+        raise NotImplementedError(
+            f"tune: {expression} runs as compiled loops, whose presets are the candidates on the "
+            "CPU with llvmlite; elsewhere name them: candidates=[None, compiler.Schedule(...), ...]"
+        )
+    found: dict[Any, None] = {None: None}
+    for rows in (1, 4, 16, 64, 256):
+        found[presets.cpu(expression, rows)] = None
+    shared = () if deterministic is not False else (presets.cpu_entries, presets.cpu_fibers)
+    for preset in shared:
+        with contextlib.suppress(ScheduleError):  # for other expressions
+            found[preset(expression)] = None
+    return tuple(found)
 
-    def __init__(self, problem: Problem) -> None:
+
+class _Asked(Exception):
+    """Raised by `_Ask`, to carry a problem, or an expression of loops, out of a lowering."""
+
+    def __init__(self, problem: Problem | Assign) -> None:
         self.problem = problem
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ask(Schedule):
-    """A probe that is passed as a schedule: the first kernel that checks it raises its problem."""
+    """A probe that is passed as a schedule: the first kernel that checks it raises its problem, the
+    first operation that compiles loops its expression."""
 
     def check(self, problem: Problem) -> None:
         raise _Asked(problem)
+
+    def check_expression(self, expression: Any) -> None:
+        if expression is not None:
+            raise _Asked(expression)
 
     def __str__(self) -> str:
         return "a schedule to be tuned"
 
 
-def _problem(run: Callable, operands: tuple) -> Problem:
+def _problem(run: Callable, operands: tuple) -> Problem | Assign:
     try:
         jax.jit(lambda *x: _values(run(*x, schedule=_Ask()))).lower(*operands)
     except _Asked as asked:
@@ -316,6 +344,13 @@ def _problem(run: Callable, operands: tuple) -> Problem:
     except NotImplementedError as error:
         if str(_Ask()) not in str(error):
             raise
+    except TypeError as error:
+        if "unexpected keyword argument 'schedule'" not in str(error):
+            raise
+        raise TypeError(
+            "tune: `run` is called with schedule=...; it must take it and pass it on: "
+            "lambda A, B, schedule: spmm(A, B, schedule=schedule)"
+        ) from None
     raise NotImplementedError(
         "tune: no operation in `run` asks a kernel to obey `schedule`; pass it on, or name the "
         "candidates, as for spgemm: [None, HashRows(), HashRows(sorted=False)]"
@@ -490,7 +525,9 @@ def _device(arrays: Any) -> Any:
     return next(iter(jnp.asarray(leaves[0]).devices()))
 
 
-def _path(run: Callable, operands: tuple, problem: Problem, candidates: tuple) -> Path | None:
+def _path(
+    run: Callable, operands: tuple, problem: Problem | Assign, candidates: tuple
+) -> Path | None:
     """The file of a stored result for this measurement; None if results cannot be stored."""
     name, folder = _name(run), default_folder()
     if name is None or folder is None:

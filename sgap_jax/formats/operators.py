@@ -43,7 +43,9 @@ _DENSE = "A.todense(), which has it"
 INSTEAD = {
     "all": _DENSE,
     "any": _DENSE,
+    "argsort": _DENSE,
     "at": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
+    "clip": "A.with_values(jnp.clip(A.values, -x, x))",
     "col": "A.asformat(COO).column_indices",
     "conjugate": "A.conj()",
     "coords": "A.coordinates()",
@@ -59,7 +61,9 @@ INSTEAD = {
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
     "prod": _DENSE,
     "ravel": "A.reshape(-1)",
+    "round": "A.with_values(jnp.round(A.values))",
     "row": "A.asformat(COO).row_indices",
+    "setdiag": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
     "size": "A.nnz, or math.prod(A.shape)",
     "sort_indices": "A.asformat(COO).asformat(CSR), or A itself, which constructors sort",
     "std": _DENSE,
@@ -219,7 +223,9 @@ class Operators(StoredArray):
         stores the union of their entries, also where the maximum is 0; patterns as in A + B. NaN
         propagates. Differentiable in both values; equal elements share the gradient.
 
-        NotImplementedError for a scalar or a dense array, with which what is not stored counts.
+        With a number that is known, at most zero (at least zero, of `minimum`), each stored element
+        is compared with it. NotImplementedError for other scalars and for a dense array, with which
+        what is not stored counts.
         """
         return extremum(self, other, "maximum")
 
@@ -438,12 +444,19 @@ def _refused(what: str, x: Any, dense: str = "", values: str = "") -> NotImpleme
 def extremum(A: Array, B: Any, name: str) -> Array:
     """See `SparseArray.maximum` and `minimum`."""
     what = f"SparseArray.{name}"
+    combine = jnp.maximum if name == "maximum" else jnp.minimum
     if not _is_sparse(B):
-        raise _refused(f"{what} of {type(B).__name__}", B, f"jnp.{name}(A.todense(), x)")
+        number = isinstance(B, int | float | np.generic | np.ndarray | jax.Array)
+        if number and np.ndim(B) == 0 and not checks.is_traced(B) and np.isrealobj(B):
+            if (B <= 0) if name == "maximum" else (B >= 0):
+                A = _each_once(A)
+                return replace(A, values=combine(A.values, B))
+        call = f"jnp.{name}({{}}, x)"
+        of = f"{what} of {type(B).__name__}"
+        raise _refused(of, B, call.format("A.todense()"), call.format("A.values"))
     B = _alike(A, B, what)
     alike = _same_arrays(A, B)
     A, B = _each_once(A), _each_once(B)
-    combine = jnp.maximum if name == "maximum" else jnp.minimum
     return _union_of(A, B, combine, what, alike)
 
 

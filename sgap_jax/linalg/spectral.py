@@ -215,9 +215,18 @@ def _lobpcg(
 _LARGEST_NORM = {5: 2.4e-3, 10: 1.4e-1, 15: 6.4e-1, 20: 1.4, 25: 2.4, 30: 3.5}
 
 
-def expm_multiply(A: SparseArray, B: Any, *, norm_bound: float | None = None) -> jax.Array:
+def expm_multiply(
+    A: SparseArray,
+    B: Any,
+    start: float | None = None,
+    stop: float | None = None,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    norm_bound: float | None = None,
+) -> jax.Array:
     """The action of the matrix exponential, e^A B, without e^A: the solution at time 1 of
-    dX/dt = A X from X(0) = B.
+    dX/dt = A X from X(0) = B; or its solutions e^(tA) B at evenly spaced times t.
 
     Truncated Taylor series in equal steps, s of them with m terms each: s m products with A. Both
     numbers are static and follow from the 1-norm of A. Differentiable in the values of A and in B,
@@ -226,12 +235,15 @@ def expm_multiply(A: SparseArray, B: Any, *, norm_bound: float | None = None) ->
     Args:
       A: sparse [n, n] of any format.
       B: dense [n] or [n, k].
-      norm_bound: of a traced A, a number that its 1-norm does not exceed: needed there. Too small a
-        bound gives too few terms, and so a wrong result.
+      start, stop, num, endpoint: the times, as of `numpy.linspace`: numbers that are known. Without
+        start and stop it is time 1 alone.
+      norm_bound: of a traced A (an argument of `jit`, or values of which a derivative is taken), a
+        number that its 1-norm does not exceed: needed there. Where the norm is greater by more than
+        1%, the result is NaN, as there are too few terms.
 
-    Returns an array as B, in the promoted dtype of A and B, floating; sums are carried in it.
-    TypeError or ValueError for an A that is not a square SparseArray, a B that does not match, and
-    a traced A without a bound.
+    Returns an array as B, or [num, ...] of them, in the promoted dtype of A and B, floating; sums
+    are carried in it. TypeError or ValueError for an A that is not a square SparseArray, a B that
+    does not match, one of start and stop, and a traced A without a bound.
 
     Source: Al-Mohy and Higham, SIAM J. Sci. Comput. 33 (2011); `scipy.sparse.linalg.expm_multiply`.
     """
@@ -239,30 +251,54 @@ def expm_multiply(A: SparseArray, B: Any, *, norm_bound: float | None = None) ->
     A = check_square(op, A)
     B = check_right_side(op, A, B, "B")
     A = A.astype(B.dtype)
-    if norm_bound is None:
+    given = norm_bound
+    if given is None:
         leaves = jax.tree.leaves(A)
         if checks.is_traced(*leaves):
             raise ValueError(
                 f"{op}: norm_bound: A is traced, so its 1-norm is not known, and the number of "
                 "steps is static; pass a number that the norm does not exceed"
             )
-        norm_bound = float(norm(A, 1))
+        with jax.ensure_compile_time_eval():  # A may be a constant of a program
+            norm_bound = float(norm(A, 1))
     checks.check_concrete(norm_bound, "norm_bound", op, "the number of steps is static")
-    bound = float(norm_bound)
+    bound = float(norm_bound)  # type: ignore[arg-type]
     if not 0 <= bound < math.inf:
         raise ValueError(f"{op}: norm_bound: expected a finite number from 0 on, got {norm_bound}")
+    if given is not None:
+        fixed = A.with_values(jax.lax.stop_gradient(A.values))
+        B = jnp.where(norm(fixed, 1) <= 1.01 * bound, B, jnp.nan)
+    if start is None and stop is None:
+        return _exponential(A, B, 1.0, *_steps_and_terms(bound))
+    checks.check_concrete((start, stop), "start and stop", op, "the number of steps is static")
+    if start is None or stop is None or not math.isfinite(start) or not math.isfinite(stop):
+        raise ValueError(f"{op}: expected both start and stop, finite, got {start} and {stop}")
+    num = checks.check_count(num, "num", op)
+    endpoint = checks.check_flag(endpoint, "endpoint", op)
+    _, apart = np.linspace(start, stop, max(num, 2), endpoint=endpoint, retstep=True)
+    first = _exponential(A, B, start, *_steps_and_terms(abs(start) * bound))
+    steps, terms = _steps_and_terms(abs(apart) * bound)
+
+    def later(X: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+        return _exponential(A, X, apart, steps, terms), X
+
+    return jax.lax.scan(later, first, None, length=num)[1]
+
+
+def _steps_and_terms(bound: float) -> tuple[int, int]:
+    """The numbers of steps and of terms that take the fewest products, for a norm."""
     choices = [(m * max(math.ceil(bound / most), 1), m) for m, most in _LARGEST_NORM.items()]
     products, terms = min(choices)
-    return _exponential(A, B, products // terms, terms)
+    return products // terms, terms
 
 
 @partial(jax.jit, static_argnames=("steps", "terms"))
-def _exponential(A: SparseArray, B: jax.Array, steps: int, terms: int) -> jax.Array:
+def _exponential(A: SparseArray, B: jax.Array, time: Any, steps: int, terms: int) -> jax.Array:
     @jax.checkpoint
     def step(X: jax.Array, _: Any) -> tuple[jax.Array, None]:
         def term(carried: tuple, order: jax.Array) -> tuple[tuple, None]:
             total, last = carried
-            last = product(A, last) / (steps * order)
+            last = product(A, last) * (time / (steps * order)).astype(last.dtype)
             return (total + last, last), None
 
         orders = jnp.arange(1, terms + 1).astype(X.real.dtype).astype(X.dtype)
@@ -272,19 +308,21 @@ def _exponential(A: SparseArray, B: jax.Array, steps: int, terms: int) -> jax.Ar
     return jax.lax.scan(step, B, None, length=steps)[0]
 
 
-def matrix_power(A: SparseArray, n: int) -> SparseArray:
+def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArray:
     """A A ... A, n factors: a sparse product for each bit of n, and for each that is set.
 
     Args:
-      A: sparse [k, k] in CSR, CSC, COO or CSF, with a concrete structure; values may be traced.
+      A: sparse [k, k] in CSR, CSC, COO or CSF; its structure is concrete, or nse is given.
       n: from 0 on; the power 0 is the identity.
+      nse: how many entries each product can store (static), as of `spgemm`; `overflow` of the
+        result counts those of the last product that did not fit.
 
     Returns a SparseArray [k, k] in A's dtype: A itself for n = 1, else in CSR, or CSC of a CSC
     array. Differentiable in the values, to any order. Each product rounds once, from sums in
     float32 at least.
 
-    Raises ValueError for another n, a matrix that is not square, and a traced structure;
-    NotImplementedError for vectors and blocks.
+    Raises ValueError for another n, a matrix that is not square, and a traced structure without
+    nse; NotImplementedError for vectors and blocks.
 
     Source: `scipy.sparse.linalg.matrix_power`; products by `spgemm`.
     """
@@ -296,8 +334,8 @@ def matrix_power(A: SparseArray, n: int) -> SparseArray:
     found, square = None, A
     while n:
         if n & 1:
-            found = square if found is None else spgemm(found, square)
+            found = square if found is None else spgemm(found, square, nse=nse)
         n >>= 1
-        square = spgemm(square, square) if n else square
+        square = spgemm(square, square, nse=nse) if n else square
     assert found is not None
     return found

@@ -128,6 +128,7 @@ def einsum(
         if found is not None:
             return found[1]()
     if not (inner is None or isinstance(inner, Reference | LoopSchedule)):
+        inner.check_expression(expression.assign)
         raise NotImplementedError(
             f"einsum: {subscripts!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"

@@ -113,6 +113,7 @@ def evaluate(
     asked = _Asked.of(expression, operands)
     inner = None if schedule is None else schedule._inner
     if inner is not None and not isinstance(inner, Reference | LoopSchedule):
+        inner.check_expression(_merged(asked)[1])
         raise NotImplementedError(
             f"evaluate: {expression!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 from sgap_jax.schedules.problem import Problem
 
@@ -81,6 +82,11 @@ class Schedule:
     def check(self, problem: Problem) -> None:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+    def check_expression(self, expression: Any) -> None:
+        """What `check` is for problems of kernels: an operation that compiles loops for an
+        expression in index notation calls it before it refuses a schedule that is no chain of
+        transformations. It may raise; by default it does nothing."""
 
     @staticmethod
     def check_sizes(problem: Problem) -> None:

@@ -30,6 +30,7 @@ from sgap_jax import (
     candidate_schedules,
     choose_schedule,
     einsum,
+    evaluate,
     gsddmm,
     gspmm,
     row_max,
@@ -43,6 +44,7 @@ from sgap_jax import (
 )
 from sgap_jax.compiler import Schedule as Chain
 from sgap_jax.compiler import assign
+from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.cpu import scatter
 from sgap_jax.schedules.emulated import Emulated
@@ -261,6 +263,25 @@ def test_chains_of_the_compiler_are_candidates():
     assert {schedule for schedule, _ in tuned.times} == set(chains)
 
 
+@pytest.mark.tier("test")
+@pytest.mark.skipif(not llvm.available(), reason="no llvmlite")
+def test_compiled_loops_have_candidates():
+    """Of einsum, kept in a file, and of evaluate; those whose tasks share sums if asked for."""
+    X = np.where(np.random.default_rng(1).random((6, 5, 4)) < 0.3, 1.0, 0).astype(np.float32)
+    operands = SparseArray.from_dense(X, format=CSF(3)), dense(5, 8), dense(4, 8)
+    run = functools.partial(einsum, "ijk,jr,kr->ir")
+    tuned = tune(run, *operands, seconds=1e-3, deterministic=False)
+    assert tune(run, *operands, seconds=1e-3, deterministic=False) == tuned
+
+    def residual(S, b, x, *, schedule):
+        return evaluate("y(i) = b(i) - S(i,j) * x(j)", S=S, b=b, x=x, schedule=schedule)
+
+    others = tune(residual, pattern(), dense(40), dense(30), seconds=1e-3)
+    for found, shares in ((tuned, True), (others, False)):
+        assert found.default is None and len(found.times) > 1
+        assert any("Atomics" in str(schedule) for schedule, _ in found.times) == shares
+
+
 M, K = 80, 60  # more than one task
 OPS = {
     "spmm": lambda A: (spmm, A, dense(K, 20)),
@@ -377,7 +398,9 @@ def test_errors():
     with pytest.raises(TypeError, match="functools.partial"):
         tune(einsum, "ij,jk->ik", A, B)
     with pytest.raises(NotImplementedError, match="name the candidates"):
-        tune(functools.partial(einsum, "ij,ik,jk,k->ij"), A, dense(40, 4), B, dense(4))
+        tune(lambda A, *, schedule: A.todense(), A)
+    with pytest.raises(TypeError, match=r"must take it and pass it on: .*schedule=schedule"):
+        tune(lambda A, B: A @ B, A, B)
     with pytest.raises(TypeError, match="several schedules"):
         tune(spmm, A, B, candidates=CpuTile())
     with pytest.raises(ValueError, match="must return arrays"):

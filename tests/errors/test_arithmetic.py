@@ -54,7 +54,12 @@ def batch(A):
         (lambda: A**-1.5, NotImplementedError, ["got -1.5"]),
         (lambda: A**DENSE, NotImplementedError, ["> 0"]),
         (lambda: A**None, NotImplementedError, ["> 0", "got None"]),
-        (lambda: A.maximum(0), NotImplementedError, ["maximum of int", "A.todense()"]),
+        (
+            lambda: A.maximum(1),
+            NotImplementedError,
+            ["of int", "jnp.maximum(A.values, x"],
+        ),
+        (lambda: A.minimum(DENSE), NotImplementedError, ["minimum of ndarray", "A.todense()"]),
         (lambda: A.minimum(A.T.asformat(CSR)), ValueError, ["one shape", "(4, 5)"]),
         (lambda: jax.jit(squared)(V.index_arrays[1][0]), NotImplementedError, ["twice"]),
         (lambda: jax.jit(lambda n: (A**n).values)(2), NotImplementedError, ["known"]),

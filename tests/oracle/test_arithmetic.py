@@ -49,6 +49,8 @@ def test_two_patterns(format):
         assert (A * B).nnz == np.count_nonzero((a != 0) & (b != 0))
     same(A.T + B.T, (a + b).T)
     same(sum([A, B, A]), 2 * a + b)
+    same(A.maximum(-0.5), np.maximum(a, -0.5))
+    same(jax.jit(lambda A: A.minimum(0))(A), np.minimum(a, 0))
     same(0 - A, -a)
     same(A + 0.0, a)
 

@@ -206,6 +206,8 @@ def test_powers():
             found = linalg.matrix_power(A, n)
             np.testing.assert_array_equal(found.todense(), np.linalg.matrix_power(a, n))
             assert n == 1 or found.format == (CSC if format == CSC else CSR)
+    traced = jax.jit(lambda A: linalg.matrix_power(A, 3, nse=81))(A)
+    np.testing.assert_array_equal(traced.todense(), np.linalg.matrix_power(a, 3))
     A = of(a * 0.1)
     f = lambda v: linalg.matrix_power(A.with_values(v), 3).todense()
     dense = jax.jit(jax.grad(lambda a: jnp.sum(jnp.linalg.matrix_power(a, 3) ** 2)))(
@@ -213,6 +215,23 @@ def test_powers():
     )
     found = jax.jit(jax.grad(lambda v: jnp.sum(f(v) ** 2)))(A.values)
     np.testing.assert_allclose(found, dense[np.nonzero(a)], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "times", [(0.0, 2.0, 3), (1.0, -1.0, 4, False), (0.5, 3.0, 1)], ids=lambda x: f"{x[2]}"
+)
+def test_exponentials_at_times(times):
+    a = 0.1 * GENERAL
+    found = linalg.expm_multiply(of(a), b, *times)
+    want = [scipy.linalg.expm(t * a) @ b for t in np.linspace(*times)]
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
+
+
+def test_a_bound_that_the_norm_exceeds_gives_nan():
+    A = of(np.diag(np.full(12, -40.0)))
+    for bound, wrong in ((39.0, True), (40.0, False)):
+        found = jax.jit(partial(linalg.expm_multiply, norm_bound=bound))(A, b)
+        assert np.isnan(found).all() == wrong == np.isnan(found).any()
 
 
 @pytest.mark.parametrize("scale", [0, 0.01, 1, -3])
@@ -225,6 +244,8 @@ def test_exponentials(scale):
         bound = float(linalg.norm(A, 1)) + 1
         found = jax.jit(partial(linalg.expm_multiply, norm_bound=bound))(A, X)
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
+        captured = jax.jit(lambda X: linalg.expm_multiply(A, X))(X)
+        np.testing.assert_allclose(captured, want, rtol=1e-9, atol=1e-9)
     f = lambda v, X: jnp.sum(linalg.expm_multiply(A.with_values(v), X, norm_bound=bound) ** 2)
     dense = lambda a, X: jnp.sum((jax.scipy.linalg.expm(a) @ X) ** 2)
     if scale == 1:
@@ -264,6 +285,8 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
         (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
         (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
+        (lambda: linalg.expm_multiply(A, b, 0.0), ValueError, ["start and stop", "None"]),
+        (lambda: linalg.expm_multiply(A, b, 0.0, np.inf), ValueError, ["finite", "inf"]),
     ],
 )
 def test_message(call, error, words):
