@@ -50,8 +50,8 @@ void PackColumns(KeyOf&& key, int64_t depth, Accumulator<T>* out) {
   }
 }
 
-// Writes a panel of keys, and behind it the same rounded, with the bounds of its columns. Of columns
-// that do not exist there is something that nobody reads.
+// Writes a panel of keys, and behind it the same rounded, with the bounds of its columns. Of
+// columns that do not exist there is something that nobody reads.
 template <typename T>
 void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* out) {
   using Acc = Accumulator<T>;
@@ -59,7 +59,9 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
   const T* keys = static_cast<const T*>(args.keys) + batch * columns * args.depth;
   Acc* plain = reinterpret_cast<Acc*>(out);
   for (int64_t j = 0; j < kPanelColumns; j += kLanes<T>) {
-    const auto key = [&](int64_t i) { return keys + Least(first + j + i, columns - 1) * args.depth; };
+    const auto key = [&](int64_t i) {
+      return keys + Least(first + j + i, columns - 1) * args.depth;
+    };
     PackColumns<T, kPanelColumns>(key, args.depth, plain + j);
   }
   if constexpr (kRoundsIndexer && std::is_same_v<Acc, float>) {
@@ -102,8 +104,8 @@ struct PlainProducts {
 };
 
 // The rows of a task, by pairs of a row and a head, kTogether of them and kVectors vectors of the
-// columns of a panel at a time. Of Products either plain or rounded values: the latter have a factor
-// for each column.
+// columns of a panel at a time. Of Products either plain or rounded values: the latter have a
+// factor for each column.
 template <typename Products, int kTogether, int kVectors, int64_t kColumns>
 struct Pairs {
   using Value = typename Products::Value;
@@ -202,7 +204,8 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
   Acc* q = reinterpret_cast<Acc*>(scratch.q);
   LoadPairs<T, kPairsOfRows>(args, at.place, at.pairs, whole, q, scratch.weights);
-  const PairsOfRows<PlainProducts<Acc> > pairs{q, scratch.weights, at.pairs, args.heads, args.depth};
+  const PairsOfRows<PlainProducts<Acc> > pairs{q, scratch.weights, at.pairs, args.heads,
+                                               args.depth};
   const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes;
   for (int64_t j = 0; j < at.columns; j += kPanelColumns, panel += args.panel_bytes) {
     pairs.ScorePanel(reinterpret_cast<const Acc*>(panel), scratch.scores + j, at.stride);
@@ -218,7 +221,8 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
   const int64_t whole = (args.heads + kTogether - 1) / kTogether * kTogether;
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
-  const Pairs<PlainProducts<float>, kTogether, 1, N> pairs{q, weights, args.heads, args.heads, args.depth};
+  const Pairs<PlainProducts<float>, kTogether, 1, N> pairs{q, weights, args.heads, args.heads,
+                                                           args.depth};
   const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
   for (int64_t i = 0; i < count; i += N) {
     const auto key = [&](int64_t lane) {
@@ -315,9 +319,8 @@ void TopKIndexer(const TopKIndexerArgs& args, int64_t task) {
     if (args.scores) return ScoreColumns<T>(args, task);
     const int64_t batch = task / args.panel_tasks;
     char* panels = args.panels + batch * args.PanelCount() * args.panel_bytes;
-    ForPanels(args, task, [&](int64_t p) {
-      PackPanel<T>(args, batch, p, panels + p * args.panel_bytes);
-    });
+    ForPanels(args, task,
+              [&](int64_t p) { PackPanel<T>(args, batch, p, panels + p * args.panel_bytes); });
   });
 }
 

@@ -146,8 +146,8 @@ struct RowBound {
   float Of(const KeyBounds& keys, int64_t depth, int64_t heads) const {
     const float terms = float(depth + 2 * heads + 32), large = 0x1p15f * float(depth) * keys.norm;
     // Numbers that are too small for a float32 may be zero in either.
-    const float small = (weights * (1 + greatest + keys.norm) + float(heads) * large) *
-                        float(depth) * 0x1p-122f;
+    const float small =
+        (weights * (1 + greatest + keys.norm) + float(heads) * large) * float(depth) * 0x1p-122f;
     const float sum = 1.01f * (off + terms * 0x1p-22f * sizes * keys.norm) + small + 0x1p-120f;
     const bool holds = greatest * keys.norm < kGreatestBound && weights < kGreatestBound &&
                        sizes * keys.norm < kGreatestBound && sum < kGreatestBound;
@@ -234,7 +234,7 @@ int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
   // The k-th greatest score is within `off` of the k-th greatest of these.
   const K rank = KeyOfRank(scratch.keys, candidates, k, int64_t(0));
   const float kth = ScoreOf<float>(rank);
-  scratch.TryNext(candidates, k);
+  if (scratch.reached > -__builtin_inff()) scratch.TryNext(kth, candidates, k);
   const float reach = 2 * off + 0x1p-20f * ((kth < 0 ? -kth : kth) + off);
   const float low = kth - reach, high = kth + reach;
   if (low < scratch.reached) candidates = Candidates(scores, count, 0, low, scratch);

@@ -131,6 +131,12 @@ K KeyOfRankAmongFew(const K* keys, int64_t count, K low, K high, int64_t rank) {
   return least;
 }
 
+// The logarithm of x > 0, on a straight line between powers of two.
+inline double Log2(double x) {
+  const auto bits = BitCast<int64_t>(x);
+  return double(bits) * 0x1p-52 - 1023;
+}
+
 // A key that at least k of `count` keys are not less than, and at most k + slack: the k-th greatest
 // one where equal keys leave no other. 1 <= k <= count.
 template <typename K>
@@ -149,7 +155,10 @@ K KeyOfRank(const K* keys, int64_t count, int64_t k, int64_t slack) {
     using U = std::make_unsigned_t<K>;
     const U span = U(high) - U(low);
     U part = span / 2;
-    if (step % 4 != 0) {  // on a straight line between the counts; else the middle, as a bound
+    if (step == 1 && count > k) {  // as if the logarithm of the count fell on a straight line
+      part = U(double(span) * (Log2(double(count) / double(k)) / Log2(double(count))));
+    } else if (step % 4 !=
+               0) {  // on a straight line between the counts; else the middle, as a bound
       const double right = double(from_low - k) + 0.5;
       part = U(double(span) * (right / double(from_low - above_high)));
     }
@@ -190,12 +199,12 @@ struct RowScratch {
 
   char* End(int64_t size) const { return reinterpret_cast<char*>(columns + size + 16); }
 
-  // A threshold that leaves k and a few more of a row like this one, of which the keys of more
-  // candidates are there.
-  void TryNext(int64_t candidates, int64_t k) {
+  // A threshold that leaves k and a few more of a row like this one, whose k-th score is `kth` of
+  // more candidates: on a straight line to the last of these.
+  void TryNext(Acc kth, int64_t candidates, int64_t k) {
     const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
     if (candidates <= k + 2 * few) return;
-    threshold = ScoreOf<Acc>(KeyOfRank(keys, candidates, k + few, few / 2));
+    threshold = kth - (kth - reached) * (Acc(few) / Acc(candidates - k));
   }
 };
 
@@ -240,7 +249,8 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
     columns += N;
   };
   for (; i + N <= count; i += N) {
-    __builtin_prefetch(scores + next + i, 0, 2);  // to the second level: more at once wait for memory
+    __builtin_prefetch(scores + next + i, 0,
+                       2);  // to the second level: more at once wait for memory
     append(Load<T, N>(scores + i));
   }
   if (i < count) {
@@ -278,10 +288,10 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
 }
 
 // Moves the scores and columns of the selected candidates to the front: those with keys above
-// `kept`, of which there are `above`, and the first `ties` of those whose key equals it. Returns how many.
+// `kept`, of which there are `above`, and the first `ties` of those whose key equals it. Returns
+// how many.
 template <typename T, typename K>
-int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t above,
-             int64_t ties) {
+int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t above, int64_t ties) {
   using Acc = Accumulator<T>;
   constexpr int N = kLanes<T>;
   const K* keys = scratch.keys;
@@ -358,7 +368,7 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
   if (most > k) {
     kept = KeyOfRank(keys, candidates, k, 0);
     most = k;
-    if (some) scratch.TryNext(candidates, k);
+    if (some) scratch.TryNext(ScoreOf<Acc>(kept), candidates, k);
   }
   const int64_t above = CountFrom<K>(keys, candidates, kept + 1);
   const int64_t selected = Keep(scratch, candidates, kept, above, most - above);
