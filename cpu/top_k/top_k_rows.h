@@ -249,8 +249,8 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
     columns += N;
   };
   for (; i + N <= count; i += N) {
-    __builtin_prefetch(scores + next + i, 0,
-                       2);  // to the second level: more at once wait for memory
+    // To the second level of caches: more of them wait for memory at once.
+    __builtin_prefetch(scores + next + i, 0, 2);
     append(Load<T, N>(scores + i));
   }
   if (i < count) {
