@@ -42,6 +42,7 @@ struct TopKIndexerArgs {
   // scores of its columns.
   char* panels;
   int64_t panel_columns, panel_bytes;
+  float* bounds;           // [batch, panels, 2] of rounded keys, or null
   int64_t panels_of_task;  // of the first phase
   int64_t panel_tasks;     // of an element of the batch
   void* scores;            // [batch, rows, panels * panel_columns] of few rows
@@ -49,19 +50,35 @@ struct TopKIndexerArgs {
   int64_t PanelCount() const { return (top_k.columns + panel_columns - 1) / panel_columns; }
 };
 
-// TopKIndexer has panels [depth, kPanelColumns] of accumulators. TopKIndexerOctet, for bfloat16,
+// TopKIndexer has panels [depth, kPanelColumns] of accumulators, and behind each the same rounded
+// to words of two integers [RoundedWords(depth), kPanelColumns] and a float for each column.
+// TopKIndexerOctet, for bfloat16,
 // has two tiles of 16 columns for each kPanelPart features, in which those of a pair of features
 // lie next to each other.
 constexpr int64_t kPanelColumns = 48;
 constexpr int64_t kOctetPanelColumns = 32, kPanelPart = 32;
 constexpr int64_t kPairsTogether = 16;  // a pair is a row and a head
 
+constexpr int64_t kMostRoundedDepth = 1 << 12;  // of more, integers have few bits for their sums
+constexpr int64_t RoundedWords(int64_t depth) { return (depth + 15) / 16 * 8; }
+constexpr int64_t RoundedPanelBytes(int64_t depth) {
+  return 4 * kPanelColumns * (RoundedWords(depth) + 1);
+}
+
+// Bytes that a task needs for rounded q of so many pairs, and for the columns of a row whose scores
+// are computed without rounding.
+constexpr int64_t RoundedScratch(int64_t pairs, int64_t columns, int64_t depth) {
+  return 4 * pairs * (RoundedWords(depth) + 1) + 4 * 4 * (columns + 64) + 8 * 64 +
+         4 * (depth + 1) * (pairs + 32);
+}
+
 // Bytes of scratch for a task of so many rows: their scores, q and weights, of at most 8 bytes
 // each, and what the selection needs.
 constexpr int64_t TopKIndexerScratch(int64_t rows, int64_t columns, int64_t heads, int64_t depth) {
   const int64_t pairs = (rows * heads + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
   const int64_t wide = columns + kPanelColumns, deep = depth + kPanelPart;
-  return 8 * (rows * wide + pairs * deep) + TopKScratch(columns) + 3 * 64;
+  return 8 * (rows * wide + pairs * deep) + TopKScratch(columns) + 3 * 64 +
+         RoundedScratch(pairs, columns, depth);
 }
 
 // The same for a task of either phase where there are few rows.

@@ -206,6 +206,9 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args.panel_columns = kOctets ? kOctetPanelColumns : kPanelColumns;
   args.panel_bytes = args.panel_columns * (kOctets ? parts * int64_t(DtypeBytes(top_k.dtype))
                                                    : depth * AccumulatorBytes(top_k.dtype));
+  const bool rounds = !kOctets && !few && AccumulatorBytes(top_k.dtype) == 4 && depth > 0 &&
+                      depth <= kMostRoundedDepth;
+  if (rounds) args.panel_bytes += RoundedPanelBytes(depth);
   args.panels_of_task = few ? kPanelsOfFewRows : kPanelsOfTask;
   args.panel_tasks = (args.PanelCount() + args.panels_of_task - 1) / args.panels_of_task;
   call->batch = batch;
@@ -213,11 +216,13 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   // The first phase writes all scores of few rows, else all panels.
   const int64_t of_row = args.panel_columns * int64_t(AccumulatorBytes(top_k.dtype));
   const int64_t first = batch * args.PanelCount() * (few ? rows * of_row : args.panel_bytes);
-  call->first = AcquireWorkspace(size_t(std::max<int64_t>(first, 1)));
+  const int64_t bounds = rounds ? 2 * batch * args.PanelCount() * int64_t(sizeof(float)) : 0;
+  call->first = AcquireWorkspace(size_t(std::max<int64_t>(first + bounds, 1)));
   if (few) {
     args.scores = call->first.get();
   } else {
     args.panels = static_cast<char*>(call->first.get());
+    if (rounds) args.bounds = reinterpret_cast<float*>(args.panels + first);
   }
   const int64_t first_tasks = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
   const int64_t bytes = few ? FewRowsScratch(rows, columns, heads, depth)

@@ -1,20 +1,81 @@
 // The selection from scores of a light indexer: the scores of a few rows are computed into the
-// cache, and the rows are selected there.
+// cache, and the rows are selected there. Where products of integers are
+// faster (top_k_indexer_rounded.h), they are scores of rounded values first.
 #include "cpu/top_k/top_k_indexer.h"
+#include "cpu/top_k/top_k_indexer_rounded.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Writes a panel of keys; columns that do not exist have zeros.
+// [lane / 2 of a, the same of b] and so on, from the lower or the upper half of each.
+template <int kHalf, typename V, int... i>
+inline V Alternate(V a, V b, std::integer_sequence<int, i...>) {
+  constexpr int n = sizeof...(i);
+  return Shuffle<(kHalf * n / 2 + i / 2 + i % 2 * n)...>(a, b);
+}
+
+// Vector i to the lanes i of all, by halves of what is left to exchange.
+template <int N, typename V>
+inline void Transpose(V* x) {
+  constexpr auto kAll = std::make_integer_sequence<int, N>();
+#pragma GCC unroll 4
+  for (int round = 1; round < N; round *= 2) {
+    V y[N];
+#pragma GCC unroll 8
+    for (int i = 0; i < N / 2; ++i) {
+      y[2 * i] = Alternate<0>(x[i], x[i + N / 2], kAll);
+      y[2 * i + 1] = Alternate<1>(x[i], x[i + N / 2], kAll);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) x[i] = y[i];
+  }
+}
+
+inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The keys key(0), key(1), ... of as many lanes as a vector has to out[d * kStride + lane].
+template <typename T, int64_t kStride, typename KeyOf>
+void PackColumns(KeyOf&& key, int64_t depth, Accumulator<T>* out) {
+  using Acc = Accumulator<T>;
+  constexpr int N = kLanes<T>;
+  for (int64_t d = 0; d < depth; d += N) {
+    const int left = depth - d < N ? int(depth - d) : N;
+    Vector<Acc, N> x[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+      x[i] = left == N ? Load<T, N>(key(i) + d) : LoadPartial<T, N>(key(i) + d, left);
+    }
+    Transpose<N>(x);
+    for (int i = 0; i < left; ++i) Store<Acc, N>(out + (d + i) * kStride, x[i]);
+  }
+}
+
+// Writes a panel of keys, and behind it the same rounded, with the bounds of its columns. Of
+// columns that do not exist there is something that nobody reads.
 template <typename T>
-void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, Accumulator<T>* out) {
+void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* out) {
   using Acc = Accumulator<T>;
   const int64_t columns = args.top_k.columns, first = panel * kPanelColumns;
-  const T* key = static_cast<const T*>(args.keys) + (batch * columns + first) * args.depth;
-  for (int64_t j = 0; j < kPanelColumns; ++j, key += args.depth) {
-    const bool exists = first + j < columns;
-    for (int64_t d = 0; d < args.depth; ++d) {
-      out[d * kPanelColumns + j] = exists ? LoadScalar(key + d) : Acc(0);
+  const T* keys = static_cast<const T*>(args.keys) + batch * columns * args.depth;
+  Acc* plain = reinterpret_cast<Acc*>(out);
+  for (int64_t j = 0; j < kPanelColumns; j += kLanes<T>) {
+    const auto key = [&](int64_t i) {
+      return keys + Least(first + j + i, columns - 1) * args.depth;
+    };
+    PackColumns<T, kPanelColumns>(key, args.depth, plain + j);
+  }
+  if constexpr (kRoundsIndexer && std::is_same_v<Acc, float>) {
+    if (!args.bounds) return;
+    char* rounded = out + args.depth * kPanelColumns * int64_t(sizeof(Acc));
+    float* bounds = args.bounds + 2 * (batch * args.PanelCount() + panel);
+    bounds[0] = bounds[1] = 0;
+    const float most = GreatestInteger(args.depth);
+    for (int64_t j = 0; j < kPanelColumns; ++j) {
+      const T* own = first + j < columns ? keys + (first + j) * args.depth : nullptr;
+      const RoundedVector found = PackRounded(own, args.depth, most, j, rounded);
+      const float norm = found.norm + found.off;
+      bounds[0] = norm > bounds[0] ? norm : bounds[0];
+      bounds[1] = found.off > bounds[1] ? found.off : bounds[1];
     }
   }
 }
@@ -27,37 +88,67 @@ void ForPanels(const TopKIndexerArgs& args, int64_t task, Body&& body) {
   for (int64_t panel = first; panel < last; ++panel) body(panel);
 }
 
-// The rows of a task, by pairs of a row and a head.
+// Products of the values as they are.
 template <typename Acc>
-struct Pairs {
-  static constexpr int N = kVectorBytes / sizeof(Acc);
-  // Sums in registers: 24 of 32, or 12 of 16.
-  static constexpr int kTogether = kVectorBytes == 64 ? 8 : 4, kVectors = 3;
-  static_assert(kPairsTogether % kTogether == 0 && kPanelColumns % (kVectors * N) == 0);
-  using V = Vector<Acc, N>;
+struct PlainProducts {
+  using Value = Acc;
+  using Score = Acc;
+  template <typename V>
+  static V Add(V sum, V keys, V q) {
+    return sum + keys * q;
+  }
+  template <typename V>
+  static V Positive(V sum) {
+    return sum < 0 ? V{} : sum;  // NaN stays
+  }
+};
 
-  const Acc* q;        // [pairs / kTogether, depth, kTogether]
+// The rows of a task, by pairs of a row and a head, kTogether of them and kVectors vectors of the
+// columns of a panel at a time. Of Products either plain or rounded values: the latter have a
+// factor for each column.
+template <typename Products, int kTogether, int kVectors, int64_t kColumns>
+struct Pairs {
+  using Value = typename Products::Value;
+  using Acc = typename Products::Score;
+  static constexpr bool kRounded = !std::is_same_v<Value, Acc>;
+  static constexpr int N = kVectorBytes / sizeof(Acc);
+  static_assert(kPairsTogether % kTogether == 0 && kColumns % (kVectors * N) == 0);
+  using V = Vector<Acc, N>;
+  using Values = Vector<Value, N>;
+
+  const Value* q;      // [pairs / kTogether, depth, kTogether]
   const Acc* weights;  // [pairs]
   int64_t count, heads, depth;
 
-  // scores [rows, stride] of the columns of kVectors vectors: panel [depth, kPanelColumns].
-  void Score(const Acc* panel, Acc* scores, int64_t stride) const {
+  // The scores of a panel's columns, to scores [rows, stride] of these.
+  void ScorePanel(const Value* panel, Acc* scores, int64_t stride) const {
+    const Acc* factors = reinterpret_cast<const Acc*>(panel + depth * kColumns);
+    for (int64_t c = 0; c < kColumns; c += kVectors * N) {
+      Score(panel + c, factors + c, scores + c, stride);
+    }
+  }
+
+  // Of the columns of kVectors vectors. Inlined, GCC 12 keeps a vector of the innermost loop in
+  // memory with AVX2, which takes twice the time.
+  [[gnu::noinline]] void Score(const Value* panel, const Acc* factors, Acc* scores,
+                               int64_t stride) const {
     int64_t head = 0;
     Acc* row = scores;
     for (int64_t first = 0; first < count; first += kTogether) {
-      V sums[kTogether][kVectors] = {};
-      const Acc* own = q + first * depth;
+      Values sums[kTogether][kVectors] = {};
+      const Value* own = q + first * depth;
       for (int64_t d = 0; d < depth; ++d) {
-        V keys[kVectors];
+        Values keys[kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v)
-          keys[v] = Load<Acc, N>(panel + d * kPanelColumns + v * N);
+        for (int v = 0; v < kVectors; ++v) {
+          __builtin_memcpy(&keys[v], panel + d * kColumns + v * N, sizeof(Values));
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < kTogether; ++i) {
-          const V value =
-              Kept(own[d * kTogether + i] - V{});  // 0 + x takes an addition, for x of -0
+          const Values value =
+              Kept(own[d * kTogether + i] - Values{});  // 0 + x takes an addition, for x of -0
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[i][v] += keys[v] * value;
+          for (int v = 0; v < kVectors; ++v) sums[i][v] = Products::Add(sums[i][v], keys[v], value);
         }
       }
       V total[kVectors] = {};
@@ -71,7 +162,8 @@ struct Pairs {
         const bool ends = ++head == heads;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          total[v] += (sums[i][v] < 0 ? V{} : sums[i][v]) * weight;  // NaN stays
+          total[v] += Products::Positive(sums[i][v]) * weight;
+          if (kRounded && ends) total[v] *= Load<Acc, N>(factors + v * N);
           if (ends || i + 1 == kTogether) Store<Acc, N>(row + v * N, total[v]);
           if (ends) total[v] = V{};
         }
@@ -82,28 +174,25 @@ struct Pairs {
   }
 };
 
-// q and weights of some rows as Pairs has them, zeros after the last one.
-template <typename T>
-void LoadPairs(const TopKIndexerArgs& args, const IndexerRows& at, int64_t whole, Accumulator<T>* q,
-               Accumulator<T>* weights) {
+// Sums in registers: 24 of 32, or 12 of 16.
+constexpr int kPairsOfRows = kVectorBytes == 64 ? 8 : 4;
+template <typename Products>
+using PairsOfRows = Pairs<Products, kPairsOfRows, 3, kPanelColumns>;
+
+// q and weights of `count` pairs from `place` on as Pairs has them, zeros up to `whole`.
+template <typename T, int kTogether>
+void LoadPairs(const TopKIndexerArgs& args, int64_t place, int64_t count, int64_t whole,
+               Accumulator<T>* q, Accumulator<T>* weights) {
   using Acc = Accumulator<T>;
-  constexpr int kTogether = Pairs<Acc>::kTogether;
-  const T* from = static_cast<const T*>(args.q) + at.place * args.depth;
-  const T* from_weights = static_cast<const T*>(args.weights) + at.place;
+  const T* from = static_cast<const T*>(args.q) + place * args.depth;
+  const T* from_weights = static_cast<const T*>(args.weights) + place;
   for (int64_t i = 0; i < whole; ++i, from += args.depth) {
     Acc* out = q + i / kTogether * kTogether * args.depth + i % kTogether;
     for (int64_t d = 0; d < args.depth; ++d) {
-      out[d * kTogether] = i < at.pairs ? LoadScalar(from + d) : Acc(0);
+      out[d * kTogether] = i < count ? LoadScalar(from + d) : Acc(0);
     }
-    weights[i] = i < at.pairs ? LoadScalar(from_weights + i) : Acc(0);
+    weights[i] = i < count ? LoadScalar(from_weights + i) : Acc(0);
   }
-}
-
-// The scores of a panel's columns, to scores [rows, stride] of these.
-template <typename Acc>
-void ScorePanel(const Pairs<Acc>& pairs, const Acc* panel, Acc* scores, int64_t stride) {
-  constexpr int kStep = Pairs<Acc>::kVectors * Pairs<Acc>::N;
-  for (int64_t c = 0; c < kPanelColumns; c += kStep) pairs.Score(panel + c, scores + c, stride);
 }
 
 int64_t WholePairs(const IndexerRows& at) {
@@ -111,19 +200,83 @@ int64_t WholePairs(const IndexerRows& at) {
 }
 
 template <typename T>
-void SelectRows(const TopKIndexerArgs& args, int64_t task) {
+void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   using Acc = Accumulator<T>;
-  const IndexerRows at(args, task);
   const int64_t whole = WholePairs(at);
   IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
   Acc* q = reinterpret_cast<Acc*>(scratch.q);
-  LoadPairs<T>(args, at, whole, q, scratch.weights);
-  const Pairs<Acc> pairs{q, scratch.weights, at.pairs, args.heads, args.depth};
+  LoadPairs<T, kPairsOfRows>(args, at.place, at.pairs, whole, q, scratch.weights);
+  const PairsOfRows<PlainProducts<Acc> > pairs{q, scratch.weights, at.pairs, args.heads,
+                                               args.depth};
   const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes;
   for (int64_t j = 0; j < at.columns; j += kPanelColumns, panel += args.panel_bytes) {
-    ScorePanel(pairs, reinterpret_cast<const Acc*>(panel), scratch.scores + j, at.stride);
+    pairs.ScorePanel(reinterpret_cast<const Acc*>(panel), scratch.scores + j, at.stride);
   }
   SelectScored(args.top_k, at, scratch.scores, scratch.selection);
+}
+
+// The scores of some columns of a row as SelectPlainRows has them, to the same bits.
+template <typename T, int kTogether>
+void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64_t row,
+                       const int32_t* columns, int64_t count, float* memory, float* out) {
+  constexpr int N = kLanes<float>;
+  const int64_t whole = (args.heads + kTogether - 1) / kTogether * kTogether;
+  float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
+  LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
+  const Pairs<PlainProducts<float>, kTogether, 1, N> pairs{q, weights, args.heads, args.heads,
+                                                           args.depth};
+  const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
+  for (int64_t i = 0; i < count; i += N) {
+    const auto key = [&](int64_t lane) {
+      return keys + columns[Least(i + lane, count - 1)] * args.depth;
+    };
+    PackColumns<T, N>(key, args.depth, panel);
+    pairs.ScorePanel(panel, out + i, N);
+  }
+}
+
+// SelectPlainRows by scores of rounded values. Returns how many rows, from the first one, are
+// selected: of the next one the bound leaves open too many columns, or may not hold.
+template <typename T>
+int64_t SelectRoundedRows(const TopKIndexerArgs& args, const IndexerRows& at) {
+  const TopKArgs& top_k = args.top_k;
+  const int64_t whole = WholePairs(at), words = RoundedWords(args.depth);
+  IndexerScratch<float> scratch(top_k, at, whole, 0);
+  RoundedScratch own(scratch.selection.End(top_k.columns), whole, words, at.rows, top_k.columns);
+  const KeyBounds keys = GreatestBounds(args, at);
+  if (!RoundPairs<T, kPairsOfRows>(args, at, keys, whole, own, scratch.weights)) return 0;
+  const PairsOfRows<RoundedProducts> pairs{own.q, scratch.weights, at.pairs, args.heads, words};
+  const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes +
+                      args.depth * kPanelColumns * int64_t(sizeof(float));
+  for (int64_t j = 0; j < at.columns; j += kPanelColumns, panel += args.panel_bytes) {
+    pairs.ScorePanel(reinterpret_cast<const int32_t*>(panel), scratch.scores + j, at.stride);
+  }
+  const auto score_columns = args.heads <= 4 ? ScoreColumnsOfRow<T, 4> : ScoreColumnsOfRow<T, 8>;
+  const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
+  int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;
+  for (int64_t r = 0; r < at.rows; ++r) {
+    const auto score = [&](const int32_t* columns, int64_t count, float* out) {
+      score_columns(args, at, r, columns, count, own.memory, out);
+    };
+    const int32_t found =
+        SelectRounded(scratch.scores + r * at.stride, at.Limit(top_k, r), top_k.k, own.off[r],
+                      scratch.selection, own.open, indices + offsets[r], score);
+    if (found < 0) return r;
+    top_k.counts[at.batch * top_k.rows + at.begin + r] = found;
+  }
+  return at.rows;
+}
+
+template <typename T>
+void SelectRows(const TopKIndexerArgs& args, int64_t task) {
+  const IndexerRows at(args, task);
+  int64_t done = 0;
+  if constexpr (kRoundsIndexer && std::is_same_v<Accumulator<T>, float>) {
+    // Of fewer columns most are left open.
+    if (args.bounds && at.columns > 2 * args.top_k.k) done = SelectRoundedRows<T>(args, at);
+  }
+  if (done == at.rows) return;
+  SelectPlainRows<T>(args, IndexerRows(args, at.batch, at.begin + done, at.rows - done));
 }
 
 // Of all rows, which are few, the scores of a task's columns.
@@ -135,13 +288,13 @@ void ScoreColumns(const TopKIndexerArgs& args, int64_t task) {
   Acc* panel = reinterpret_cast<Acc*>(AlignedLine(args.top_k.scratch));
   Acc* q = panel + kPanelColumns * args.depth;
   Acc* weights = q + whole * args.depth;
-  LoadPairs<T>(args, at, whole, q, weights);
-  const Pairs<Acc> pairs{q, weights, at.pairs, args.heads, args.depth};
+  LoadPairs<T, kPairsOfRows>(args, at.place, at.pairs, whole, q, weights);
+  const PairsOfRows<PlainProducts<Acc> > pairs{q, weights, at.pairs, args.heads, args.depth};
   Acc* scores = static_cast<Acc*>(args.scores) + at.batch * args.top_k.rows * at.stride;
   ForPanels(args, task, [&](int64_t p) {
     if (p * kPanelColumns >= at.columns) return;
-    PackPanel<T>(args, at.batch, p, panel);
-    ScorePanel(pairs, panel, scores + p * kPanelColumns, at.stride);
+    PackPanel<T>(args, at.batch, p, reinterpret_cast<char*>(panel));
+    pairs.ScorePanel(panel, scores + p * kPanelColumns, at.stride);
   });
 }
 
@@ -160,7 +313,6 @@ void SelectFew(const TopKIndexerArgs& args, int64_t task) {
 void TopKIndexer(const TopKIndexerArgs& args, int64_t task) {
   DispatchDtype(args.top_k.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    using Acc = Accumulator<T>;
     const int64_t first_phase = args.batch * args.panel_tasks;
     if (task >= first_phase) {
       return args.scores ? SelectFew<T>(args, task - first_phase)
@@ -169,9 +321,8 @@ void TopKIndexer(const TopKIndexerArgs& args, int64_t task) {
     if (args.scores) return ScoreColumns<T>(args, task);
     const int64_t batch = task / args.panel_tasks;
     char* panels = args.panels + batch * args.PanelCount() * args.panel_bytes;
-    ForPanels(args, task, [&](int64_t p) {
-      PackPanel<T>(args, batch, p, reinterpret_cast<Acc*>(panels + p * args.panel_bytes));
-    });
+    ForPanels(args, task,
+              [&](int64_t p) { PackPanel<T>(args, batch, p, panels + p * args.panel_bytes); });
   });
 }
 

@@ -83,19 +83,20 @@ inline uint32_t KeysFrom(const K* keys, int64_t left, K least) {
 
 template <typename K>
 inline int64_t CountFrom(const K* keys, int64_t count, K least) {
-  constexpr int N = kKeyLanes<K>;
+  constexpr int N = kKeyLanes<K>, kTogether = 4;
+  using Keys = Vector<K, N>;
   int64_t found = 0, i = 0;
-  if constexpr (kVectorBytes == 32) {  // a mask as an integer takes two instructions more
-    using Keys = Vector<K, N>;
-    Keys first = {}, second = {};
-    for (; i + 2 * N <= count; i += 2 * N) {
-      Keys x, y;
-      __builtin_memcpy(&x, keys + i, sizeof(x));
-      __builtin_memcpy(&y, keys + i + N, sizeof(y));
-      first += x < least;
-      second += y < least;
+  if (count >= kTogether * N) {  // in the lanes: a mask as an integer takes two instructions more
+    Keys below[kTogether] = {};
+    for (; i + kTogether * N <= count; i += kTogether * N) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kTogether; ++j) {
+        Keys x;
+        __builtin_memcpy(&x, keys + i + j * N, sizeof(x));
+        below[j] = x < least ? below[j] + 1 : below[j];
+      }
     }
-    found = i + FoldLanes<1, K, N>(first + second)[0];
+    found = i - FoldLanes<1, K, N>((below[0] + below[1]) + (below[2] + below[3]))[0];
   }
   for (; i < count; i += N) {
     found += __builtin_popcount(KeysFrom(keys + i, count - i, least));
@@ -130,6 +131,12 @@ K KeyOfRankAmongFew(const K* keys, int64_t count, K low, K high, int64_t rank) {
   return least;
 }
 
+// The logarithm of x > 0, on a straight line between powers of two.
+inline double Log2(double x) {
+  const auto bits = BitCast<int64_t>(x);
+  return double(bits) * 0x1p-52 - 1023;
+}
+
 // A key that at least k of `count` keys are not less than, and at most k + slack: the k-th greatest
 // one where equal keys leave no other. 1 <= k <= count.
 template <typename K>
@@ -148,7 +155,10 @@ K KeyOfRank(const K* keys, int64_t count, int64_t k, int64_t slack) {
     using U = std::make_unsigned_t<K>;
     const U span = U(high) - U(low);
     U part = span / 2;
-    if (step % 4 != 0) {  // on a straight line between the counts; else the middle, as a bound
+    if (step == 1 && count > k) {  // as if the logarithm of the count fell on a straight line
+      part = U(double(span) * (Log2(double(count) / double(k)) / Log2(double(count))));
+    } else if (step % 4 !=
+               0) {  // on a straight line between the counts; else the middle, as a bound
       const double right = double(from_low - k) + 0.5;
       part = U(double(span) * (right / double(from_low - above_high)));
     }
@@ -177,12 +187,24 @@ struct RowScratch {
   int32_t* columns;
   Acc threshold = -Acc(__builtin_inf());
   int without_trial = 0, pause = 0;
+  Acc margin = 0;   // candidates are all scores of at least the threshold less this
+  Acc reached = 0;  // which was this, or -infinity where the whole row is
 
   RowScratch(char* memory, int64_t size) {
     const int64_t room = size + 16;  // TopKScratch
     scores = reinterpret_cast<Acc*>(memory);
     keys = reinterpret_cast<Key<Acc>*>(scores + room);
     columns = reinterpret_cast<int32_t*>(keys + room);
+  }
+
+  char* End(int64_t size) const { return reinterpret_cast<char*>(columns + size + 16); }
+
+  // A threshold that leaves k and a few more of a row like this one, whose k-th score is `kth` of
+  // more candidates: on a straight line to the last of these.
+  void TryNext(Acc kth, int64_t candidates, int64_t k) {
+    const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
+    if (candidates <= k + 2 * few) return;
+    threshold = kth - (kth - reached) * (Acc(few) / Acc(candidates - k));
   }
 };
 
@@ -227,7 +249,8 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
     columns += N;
   };
   for (; i + N <= count; i += N) {
-    Prefetch(scores + next + i);
+    // To the second level of caches: more of them wait for memory at once.
+    __builtin_prefetch(scores + next + i, 0, 2);
     append(Load<T, N>(scores + i));
   }
   if (i < count) {
@@ -245,7 +268,8 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
   using Acc = Accumulator<T>;
   const auto found_from = [&](Acc least) -> int64_t {
     if (!(least > -Acc(__builtin_inf()))) return 0;
-    return Candidates(scores, count, next, least, scratch);
+    scratch.reached = least - scratch.margin;
+    return Candidates(scores, count, next, scratch.reached, scratch);
   };
   if (scratch.without_trial > 0) {
     --scratch.without_trial;
@@ -264,9 +288,10 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
 }
 
 // Moves the scores and columns of the selected candidates to the front: those with keys above
-// `kept`, and the first `ties` of those whose key equals it. Returns how many.
+// `kept`, of which there are `above`, and the first `ties` of those whose key equals it. Returns
+// how many.
 template <typename T, typename K>
-int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t ties) {
+int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t above, int64_t ties) {
   using Acc = Accumulator<T>;
   constexpr int N = kLanes<T>;
   const K* keys = scratch.keys;
@@ -280,7 +305,7 @@ int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t ties) 
     PackLanes<Acc, N>(mask, score, column, scratch.scores + selected, scratch.columns + selected);
     selected += __builtin_popcount(mask);
   };
-  if (ties == CountFrom(keys, count, kept) - CountFrom<K>(keys, count, kept + 1)) {
+  if (ties == CountFrom(keys, count, kept) - above) {
     for (int64_t i = 0; i < count; i += N) move(i, KeysFrom(keys + i, count - i, kept));
     return selected;
   }
@@ -296,19 +321,16 @@ int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t ties) 
   return selected;
 }
 
-// The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
-// Returns how many. Prefetches the scores `next` further on: those of the row that comes next.
+// Candidates, at least k of them or all that the row has, and their keys. Returns how many.
 template <typename T>
-int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
-                  int32_t* indices, T* values) {
+int64_t CandidatesWithKeys(const T* scores, int64_t count, int64_t k, int64_t next,
+                           RowScratch<T>& scratch) {
   using Acc = Accumulator<T>;
-  using K = Key<Acc>;
   constexpr int N = kLanes<T>;
-  if (k <= 0) return 0;
   int64_t candidates = SomeCandidates(scores, count, k, next, scratch);
-  const bool some = candidates >= k;
-  if (!some) {
+  if (candidates < k) {
     candidates = count;
+    scratch.reached = -Acc(__builtin_inf());
     Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
     for (int64_t i = 0; i < count; i += N, columns += N) {
       const int64_t left = count - i;
@@ -317,26 +339,39 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
       __builtin_memcpy(scratch.columns + i, &columns, sizeof(columns));
     }
   }
+  if (scratch.reached > 0) {  // the bits of positive numbers are their keys
+    __builtin_memcpy(scratch.keys, scratch.scores, size_t(candidates) * sizeof(Acc));
+    return candidates;
+  }
   for (int64_t i = 0; i < candidates; i += N) {
     Vector<Acc, N> x;
     __builtin_memcpy(&x, scratch.scores + i, sizeof(x));
     const auto keys = KeysOf<Acc, N>(x);
     __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
   }
+  return candidates;
+}
+
+// The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
+// Returns how many. Prefetches the scores `next` further on: those of the row that comes next.
+template <typename T>
+int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
+                  int32_t* indices, T* values) {
+  using Acc = Accumulator<T>;
+  using K = Key<Acc>;
+  if (k <= 0) return 0;
+  const int64_t candidates = CandidatesWithKeys(scores, count, k, next, scratch);
+  const bool some = scratch.reached > -Acc(__builtin_inf());
   const K* keys = scratch.keys;
   K kept = kAbsent<Acc> + 1;  // all that are present
   int64_t most = some ? candidates : CountFrom(keys, candidates, kept);
   if (most > k) {
     kept = KeyOfRank(keys, candidates, k, 0);
     most = k;
-    // A threshold that leaves k and a few more of a row like this one.
-    const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
-    if (some && candidates > k + 2 * few) {
-      scratch.threshold = ScoreOf<Acc>(KeyOfRank(keys, candidates, k + few, few / 2));
-    }
+    if (some) scratch.TryNext(ScoreOf<Acc>(kept), candidates, k);
   }
-  const int64_t ties = most - CountFrom<K>(keys, candidates, kept + 1);
-  const int64_t selected = Keep(scratch, candidates, kept, ties);
+  const int64_t above = CountFrom<K>(keys, candidates, kept + 1);
+  const int64_t selected = Keep(scratch, candidates, kept, above, most - above);
   __builtin_memcpy(indices, scratch.columns, size_t(selected) * sizeof(int32_t));
   if (!values) return int32_t(selected);
   if constexpr (std::is_same_v<T, Acc>) {

@@ -319,6 +319,45 @@ def test_an_indexer_with_scores_that_are_no_numbers(target, dtype):
         np.testing.assert_array_equal(of(k)[1][0], first)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("integers", "float32"),
+        ("integers", "float16"),
+        ("a far key", "bfloat16"),
+        ("no numbers", "float32"),
+        ("zeros", "float32"),
+    ],
+)
+def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
+    """Some kernels score rounded values first, and again what is close to the k-th greatest score.
+    The sums of these integers are exact in float32, and in 13 bits they are off by more than 1."""
+    rng, m, n, heads, depth, k = np.random.default_rng(5), 40, 700, 4, 32, 60
+    q, keys, weights = (
+        rng.integers(-high, high + 1, size).astype(np.float32)
+        for high, size in ((200, (m, heads, depth)), (200, (n, depth)), (3, (m, heads)))
+    )
+    keys[100:140] = keys[100]  # equal scores
+    limits = np.where(np.arange(m) % 2, n, np.arange(m) * 18).astype(np.int32)
+    if kind == "a far key":  # the bound of most rows leaves all columns open
+        keys[650] = 1e12
+    elif kind == "no numbers":  # rows without a bound
+        q[30], weights[35, 0] = NAN, INF
+    elif kind == "zeros":
+        q[::3], weights[1::3] = 0, -3
+    operands = [cast(x, dtype) for x in (q, keys, weights)]
+    q, keys, weights = (np.float64(x) for x in operands)
+    with np.errstate(invalid="ignore"):
+        products = np.maximum(np.einsum("mhd,nd->mhn", q, keys), 0)
+        scores = np.einsum("mh,mhn->mn", weights, products)
+    want = expected(scores, k, limits)[1:]
+    for isa in native.supported_isas():
+        for threads in (1, 3):
+            arrays = (x[None] for x in (*operands, limits))
+            found = selected_by_indexer(*arrays, k, isa, threads)
+            same([x[0] for x in found], want, isa)
+
+
 def test_an_indexer_refuses_what_does_not_fit():
     good = [np.ones(s, np.float32) for s in ((2, 3, 4, 5), (2, 6, 5), (2, 3, 4))]
     limits = np.full((2, 3), 6, np.int32)
