@@ -177,6 +177,30 @@ def test_a_wrong_index_of_a_product_with_one_column(lengths, isa):
 
 
 @isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_short_rows_of_one_column_beside_nan(dtype, isa):
+    """Vectors of entries that reach into the next row leave its NaN there; rows of every length,
+    which a task may end after, and some long ones among them."""
+    rng, k = np.random.default_rng(11), 300
+    lengths = rng.permutation([*range(20)] * 8 + [0] * 40 + [63, 64, 65, 68, 69, 84, 85, 300])
+    case = from_row_lengths("rows", k, lengths, padding=3)
+    case.column_indices[-3:] = 2**30
+    x = dense_operand(case, 1)
+    expected, bound = spmm_oracle(case, dtype, x)
+    values = np.where(
+        np.repeat(np.arange(len(lengths)) % 2, lengths) == 1, np.nan, case.values[:-3]
+    )
+    arrays = (cast(np.r_[values, np.nan], dtype)[None], case.row_offsets)
+    arrays += (case.column_indices[:-2], NONE, cast(x, dtype)[None])
+    result = ((1, len(lengths), 1), arrays[-1].dtype)
+    for chunk in (64, 500, 8192):
+        attributes = TILES | dict(chunk_nonzeros=chunk)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, isa)
+        assert_within(y[0, ::2], expected[::2], bound[::2])
+        np.testing.assert_array_equal(np.isnan(y[0, 1::2, 0]), lengths[1::2] > 0)
+
+
+@isas
 def test_threads_change_no_bits(isa):
     case = from_row_lengths("large", 500, [40, 3, 500, 0, 17] * 60)
     results = [spmm(case, "float32", 64, isa, threads=threads)[0] for threads in (1, 2, 5)]
