@@ -19,6 +19,7 @@ constexpr int64_t kStagedValues = 1024;
 enum class RowLoop {
   kLong,        // straight from x: this many entries a row on average
   kPredicted,   // straight from x, a branch a row; 2 to 4 columns only
+  kGroups,      // straight from x, a branch a row; one column only
   kBranchFree,  // products of all entries first
 };
 constexpr int64_t kLongRow = 16;
@@ -27,6 +28,15 @@ constexpr int64_t kLongRow = 16;
 // on Zen 5, where a first call took a quarter more).
 constexpr int64_t kFewRows = 1 << 15;
 constexpr int64_t kTinyRow = 4;
+// One column with a matrix of up to so many rows, or of tiny ones, goes through them in groups.
+// Against kBranchFree that took 0.75 to 0.95 of the time (measured on Zen 4; float64 0.60 to 0.90).
+// With 64-byte vectors kBranchFree sums a row of up to 16 float32 at once, and is the faster where
+// the processor cannot remember the rows: 0.76 of the time of groups with 200,000 rows. Without
+// AVX2 groups of float32 took 1.05 to 1.2 times as long.
+template <typename T>
+constexpr int64_t kMostGrouped = sizeof(T) == 8 || kVectorBytes == 32 ? INT64_MAX
+                                 : kVectorBytes == 64                 ? 1 << 16
+                                                                      : 0;
 
 // Products with one column look at indices on the way if they are of short rows, or of rows of so
 // many entries with an x of more than a quarter of the first-level cache. On Zen 3 that took 0.85
@@ -232,6 +242,12 @@ class BlockTask {
         return;
       }
     }
+    if constexpr (kSlots == 1 && std::is_same_v<X, Acc> && !kOwnValues) {
+      if (loop == RowLoop::kGroups) {
+        run_ = &Tile::RunGroups;
+        return;
+      }
+    }
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail, kLooks>;
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
@@ -305,18 +321,27 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
   }
 }
 
+template <typename T>
+RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
+  if (entries >= kLongRow * rows) return RowLoop::kLong;
+  const bool tiny = entries <= kTinyRow * rows;
+  if (args.n == 1 && !args.permutation && std::is_same_v<T, Accumulator<T>>) {
+    const bool grouped = args.m <= kMostGrouped<T> || (kMostGrouped<T> > 0 && tiny);
+    return grouped ? RowLoop::kGroups : RowLoop::kBranchFree;
+  }
+  return args.m <= kFewRows || tiny ? RowLoop::kPredicted : RowLoop::kBranchFree;
+}
+
 template <typename T, typename X>
 void RunTile(const SpmmArgs& args, const TileTask& tile, const X* x) {
   using Acc = Accumulator<T>;
   const RowTask& rows = *tile.rows;
   T* y = static_cast<T*>(args.y) + (tile.batch * args.m + rows.row_begin) * args.n;
   const int64_t count = rows.row_end - rows.row_begin, entries = rows.entry_end - rows.entry_begin;
-  const RowLoop loop = entries >= kLongRow * count                         ? RowLoop::kLong
-                       : args.m <= kFewRows || entries <= kTinyRow * count ? RowLoop::kPredicted
-                                                                           : RowLoop::kBranchFree;
+  const RowLoop loop = LoopOf<T>(args, count, entries);
   const auto stop = [&args] { __atomic_store_n(args.wrong, 1, __ATOMIC_RELAXED); };
   const bool looks =
-      args.wrong && args.n == 1 &&
+      args.wrong && args.n == 1 && loop != RowLoop::kGroups &&
       (loop != RowLoop::kLong ||
        (entries >= kLookedRow * count && args.k * int64_t(sizeof(X)) > ThisMachine().l1_bytes / 4));
   if (args.wrong && !looks && !IndicesHold(args.indices + rows.entry_begin, entries, args.k)) {

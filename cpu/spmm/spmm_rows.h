@@ -367,6 +367,72 @@ struct NarrowTile {
     }
   }
 
+  // Short rows of one column, straight from x, in groups of four entries: of the last one those
+  // after the row's end are read and dropped. How many groups a row has is easier to predict than
+  // how many entries.
+  static void RunGroups(const RowBlock<T, X>& block) {
+    if (block.carry) return RunLong<false>(block);
+    int64_t inside = block.rows;  // after these rows no group ends outside of the task
+    while (inside > 0 && block.offsets[inside] + 4 > block.entry_end) --inside;
+    SumGroups<true>(block, 0, inside);
+    SumGroups<false>(block, inside, block.rows);
+  }
+
+  // Of more entries than this a row is summed in four chains first, but for the last 4 to 19.
+  static constexpr int64_t kChainedRow = 64;
+
+  template <bool kInside>
+  static void SumGroups(const RowBlock<T, X>& block, int64_t row, int64_t rows) {
+    const int32_t* const offsets = block.offsets;
+    const int32_t* const indices = block.indices;
+    const Acc* const values = block.values - block.first_entry;
+    const X* const x = block.x;
+    T* const y = block.y;
+    int64_t p = offsets[row];
+    const auto next = [=, &p](int64_t end) __attribute__((always_inline)) {
+      Vector<Acc, 4> sums{};
+      if (end - p > kChainedRow) {
+        sums = SumChains(indices + p, values + p, x, end - p);
+        p += (end - p - 4) / 16 * 16;
+      }
+      for (; p + 4 < end; p += 4) {
+        sums += Load<Acc, 4>(values + p) * GatherByPairs<X, 4>(x, indices + p);
+      }
+      Vector<Acc, 4> value{}, last{};
+      if constexpr (kInside) {
+        value = Load<Acc, 4>(values + p);
+        last = GatherByPairs<X, 4>(x, indices + p);
+      } else {
+        for (int i = 0; i < end - p; ++i) {
+          value[i] = values[p + i], last[i] = x[size_t(indices[p + i])];
+        }
+      }
+      using Index = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
+      const auto left = Vector<Index, 4>{} + Index(end - p);
+      p = end;
+      return LaneNumbers<Index, 4>() < left ? sums + value * last : sums;
+    };
+    for (; row + 4 <= rows; row += 4) {
+      Vector<Acc, 4> sums[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sums[i] = next(offsets[row + i + 1]);
+      Store<T, 4>(y + row, SumTransposed<2>(sums));
+    }
+    for (; row < rows; ++row) Finish(block, next(offsets[row + 1]), y + row);
+  }
+
+  [[gnu::noinline]] static Vector<Acc, 4> SumChains(const int32_t* indices, const Acc* values,
+                                                    const X* x, int64_t count) {
+    Vector<Acc, 4> sums[4] = {};
+    for (int64_t p = 0; p + 20 <= count; p += 16) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        sums[i] += Load<Acc, 4>(values + p + 4 * i) * GatherByPairs<X, 4>(x, indices + p + 4 * i);
+      }
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
   template <bool kPermuted>
   static Group LoadValues(const T* values, const int32_t* permutation, int64_t p) {
     if constexpr (kPermuted) return Gather<T, kGroup>(values, permutation + p);

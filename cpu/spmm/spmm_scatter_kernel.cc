@@ -2,6 +2,9 @@
 #include "cpu/spmm/spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {
+
+bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);  // kernel_table.cc
+
 namespace {
 
 // The vectors [begin, end) of one block row and a block of columns of one piece's sums.
@@ -166,8 +169,89 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   }
 }
 
+// sums[indices[i]] += values[i] * x[i] for the entries i < count; x[0] alone with kOneRow.
+template <typename T, bool kOneRow, bool kLooks>
+[[gnu::always_inline]] inline void AddEntries(const int32_t* indices, const T* values, const T* x,
+                                              int64_t count, uint32_t size, T* sums) {
+  const T first = x[0];
+  const auto add = [&](int64_t i, uint32_t at) __attribute__((always_inline)) {
+    if (!kLooks || at < size) {
+      sums[at] = MultiplyAdd(values[i], kOneRow ? first : x[i], sums[at]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    uint64_t pairs[2];
+    __builtin_memcpy(pairs, indices + i, sizeof(pairs));
+    add(i, uint32_t(pairs[0])), add(i + 1, uint32_t(pairs[0] >> 32));
+    add(i + 2, uint32_t(pairs[1])), add(i + 3, uint32_t(pairs[1] >> 32));
+  }
+  for (; i < count; ++i) add(i, uint32_t(indices[i]));
+}
+
+// Up to so many short rows in a piece, whose lengths the processor remembers from call to call, go
+// through NarrowScatter: 0.9 to 1.0 of the time of ScatterColumn (measured on Zen 4).
+constexpr int64_t kShortRow = 16;
+constexpr int64_t kFewRows = 1 << 14;
+
+bool RemembersRows(const SpmmScatterArgs& args) {
+  const bool short_rows = args.offsets[args.blocks] < kShortRow * args.blocks;
+  return short_rows && args.blocks <= kFewRows * args.pieces;
+}
+
+// One column of float32 or float64: the entries of a piece in blocks, whose indices are looked at
+// together, and one by one only where some do not hold. Of short rows each entry gets a copy of its
+// element of x first, so that no branch depends on where a row ends. Against NarrowScatter that
+// took 0.6 to 0.95 of the time (measured on Zen 4).
+template <typename T>
+void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
+  constexpr int64_t kBlock = 256;
+  constexpr int kCopies = 64 / sizeof(T);  // of an element of x in one go
+  alignas(64) T staged[kBlock + kCopies];
+  const int32_t* const offsets = args.offsets;
+  const int32_t* const indices = args.indices;
+  const auto size = uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
+  const int64_t before = offsets[0], entries = offsets[args.blocks] - before;
+  const int64_t last = before + entries * (number + 1) / args.pieces;
+  const bool short_rows = offsets[args.blocks] < kShortRow * args.blocks;
+  int64_t p = before + entries * number / args.pieces;
+  if (p == last) return;
+  int64_t row = RowOfEntry(offsets, args.blocks, p);
+  while (p < last) {
+    const int64_t begin = p, stop = p + kBlock < last ? p + kBlock : last;
+    const bool holds = IndicesHold(indices + p, stop - p, size);
+    if (short_rows) {
+      for (; p < stop; ++row) {
+        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
+        const auto x = Vector<T, kCopies>{} + piece.x[row];
+        int64_t i = p - begin;
+        do {
+          Store<T, kCopies>(staged + i, x);
+          i += kCopies;
+        } while (i < end - begin);
+        p = end;
+      }
+      (holds ? AddEntries<T, false, false>
+             : AddEntries<T, false, true>)(indices + begin, piece.values + begin, staged,
+                                           stop - begin, size, piece.sums);
+    } else {
+      for (; p < stop; ++row) {
+        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
+        (holds ? AddEntries<T, true, false>
+               : AddEntries<T, true, true>)(indices + p, piece.values + p, piece.x + row, end - p,
+                                            size, piece.sums);
+        p = end;
+      }
+    }
+    if (offsets[row] > stop) --row;  // it goes on
+  }
+}
+
 template <typename T, int kColumns = kNarrowScatter>
 void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
+  if constexpr (kColumns == 1 && std::is_same_v<T, Accumulator<T>>) {
+    if (args.n == 1 && !RemembersRows(args)) return ScatterColumn<T>(args, number, piece);
+  }
   if (args.n == kColumns) return NarrowScatter<T, kColumns>(args, number, piece);
   if constexpr (kColumns > 1) ChooseNarrow<T, kColumns - 1>(args, number, piece);
 }

@@ -151,6 +151,35 @@ def test_transposed_entries_of_few_columns(dtype, isa):
 
 
 @isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_transposed_short_rows_of_one_column(dtype, isa):
+    """So many that the kernel copies x for their entries, in blocks that end inside a row; beside
+    wrong indices the others count."""
+    rng, size, rows = np.random.default_rng(5), 500, 60_000
+    lengths = rng.integers(0, 4, rows)
+    lengths[[7, 100, 101, rows - 1]] = 300, 0, 17, 40
+    offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    indices = rng.integers(0, size, offsets[-1] + 3).astype(np.int32)  # 3 of padding
+    indices[-3:] = 2**30
+    indices[[0, 255, 256, 30_000, offsets[-1] - 1]] = -1, size, 2**31 - 1, -(2**31), size
+    values, x = cast(rng.standard_normal(len(indices)), dtype), cast(rng.random(rows), dtype)
+    row, column = np.repeat(np.arange(rows), lengths), indices[:-3]
+    takes_part = (column >= 0) & (column < size)
+    product = (values[:-3].astype(float) * x[row].astype(float))[takes_part]
+    expected, magnitude, terms = (
+        np.bincount(column[takes_part], of, size) for of in (product, abs(product), None)
+    )
+    arrays, result = (values[None], offsets, indices, x[None, :, None]), ((1, size, 1), x.dtype)
+    attributes = dict(tile_columns=1, pieces=3)
+    ys = [
+        run("sgap_spmm_csr_scatter_v1", arrays, [result], attributes, isa, threads)[0]
+        for threads in (1, 2)
+    ]
+    np.testing.assert_array_equal(*ys)
+    assert_within(ys[0][0, :, 0], expected, sum_bound(expected, magnitude, terms + 3, dtype))
+
+
+@isas
 @pytest.mark.parametrize("lengths", [(2, 7, 0, 5), (48, 77, 50)], ids=["short", "long"])
 def test_a_wrong_index_of_a_product_with_one_column(lengths, isa):
     """Its kernels look at indices as they go, some together: wherever the wrong one is, it is not
@@ -174,6 +203,30 @@ def test_a_wrong_index_of_a_product_with_one_column(lengths, isa):
             (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
             assert_within(y[0], expected, bound)
         case.column_indices[place], case.values[place] = column, value
+
+
+@isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_short_rows_of_one_column_beside_nan(dtype, isa):
+    """Vectors of entries that reach into the next row leave its NaN there; rows of every length,
+    which a task may end after, and some long ones among them."""
+    rng, k = np.random.default_rng(11), 300
+    lengths = rng.permutation([*range(20)] * 8 + [0] * 40 + [63, 64, 65, 68, 69, 84, 85, 300])
+    case = from_row_lengths("rows", k, lengths, padding=3)
+    case.column_indices[-3:] = 2**30
+    x = dense_operand(case, 1)
+    expected, bound = spmm_oracle(case, dtype, x)
+    values = np.where(
+        np.repeat(np.arange(len(lengths)) % 2, lengths) == 1, np.nan, case.values[:-3]
+    )
+    arrays = (cast(np.r_[values, np.nan], dtype)[None], case.row_offsets)
+    arrays += (case.column_indices[:-2], NONE, cast(x, dtype)[None])
+    result = ((1, len(lengths), 1), arrays[-1].dtype)
+    for chunk in (64, 500, 8192):
+        attributes = TILES | dict(chunk_nonzeros=chunk)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, isa)
+        assert_within(y[0, ::2], expected[::2], bound[::2])
+        np.testing.assert_array_equal(np.isnan(y[0, 1::2, 0]), lengths[1::2] > 0)
 
 
 @isas
