@@ -141,6 +141,7 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.from_edges([[0, 0], [1, 1]], duplicates="error"), "from 0 to 1 more than"),
         (lambda: graphs.from_edges([[0], [1]], duplicates="max"), "duplicates: expected one of"),
         (lambda: graphs.from_edges([[0], [1]], [1.0, 2.0]), "values: expected shape"),
+        (lambda: graphs.from_edges([[0], [1]], np.ones((1, 3))), r"return_perm=True.*attr\[perm\]"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=(1, 2, 3)), "num_nodes: expected n"),
         (lambda: jax.jit(graphs.from_edges)(jnp.zeros((2, 3), int)), "outside jit"),
         (lambda: graphs.from_edges([[0, 2**40], [1, 0]]), "sizes go up to 2147483647"),
@@ -378,7 +379,32 @@ def test_relations_are_one_product():
     np.testing.assert_allclose(found["v"], expected[keys[0]])
     np.testing.assert_allclose(found["u"], expected[keys[1]] + expected[keys[2]])
     means = graphs.join_relations({"r": of[keys[1]], "s": of[keys[1]]}, normalize=True)
-    lengths = np.maximum((dense[keys[1]] != 0).sum(1, keepdims=True), 1)
+    weights = dense[keys[1]].sum(1, keepdims=True)
     X = rng.standard_normal((6, 3))
     (Y,) = means.sum({"r": X, "s": 2 * X}).values()
-    np.testing.assert_allclose(Y, 3 * (dense[keys[1]] / lengths) @ X)
+    np.testing.assert_allclose(Y, 3 * (dense[keys[1]] / np.where(weights == 0, 1, weights)) @ X)
+
+
+def test_means_of_relations_are_over_edges():
+    """Whether repeated edges are summed or kept; without NaN where the values of a row cancel."""
+    index = np.array([[0, 0, 1, 2, 3], [0, 0, 0, 2, 2]])
+    weights = np.array([1, 1, 1, -2, 2])
+
+    def mean(weights, duplicates="sum", **of):
+        A = graphs.from_edges(index, weights, num_nodes=4, duplicates=duplicates, **of)
+        return graphs.join_relations({"r": A}, normalize=True).matrix
+
+    expected = np.zeros((4, 4))
+    expected[0, :2] = 2 / 3, 1 / 3
+    for duplicates in ("sum", "keep"):
+        np.testing.assert_allclose(mean(1.0 * weights, duplicates).todense(), expected)
+        assert mean(weights, duplicates).dtype == jnp.result_type(float)
+    np.testing.assert_allclose(mean(weights).todense(), expected)
+    np.testing.assert_allclose(mean(weights > 0, "keep").todense()[0], expected[0])
+    # Sums of 16 bits are carried in float32: 257 is not a bfloat16.
+    many = graphs.from_edges(np.stack([np.arange(257), np.zeros(257, int)]), dtype=jnp.bfloat16)
+    share = graphs.join_relations({"r": many}, normalize=True).matrix.values
+    np.testing.assert_array_equal(share, jnp.full(257, 1 / 257, jnp.bfloat16))
+    found = jax.jit(jax.grad(lambda w: (mean(w).values ** 2).sum()))(1.0 * weights)
+    # d/dw of (w0^2 + w1^2) / (w0 + w1)^2 at (2, 1), for each of the edges that were summed
+    np.testing.assert_allclose(found, np.array([2, 2, -4, 0, 0]) / 27, atol=1e-12)
