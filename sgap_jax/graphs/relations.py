@@ -20,7 +20,7 @@ from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
-_NODES = "nodes"  # the kind of all nodes where relations name none
+NODES = "nodes"  # the kind of all nodes where relations name none
 
 
 @partial(
@@ -89,7 +89,21 @@ def ends_of(key: Any) -> tuple[str, str]:
     """The kinds of nodes that a relation leads from and to."""
     if isinstance(key, tuple) and len(key) == 3:
         return key[0], key[2]
-    return _NODES, _NODES
+    return NODES, NODES
+
+
+def sizes_of_kinds(relations: Mapping[Any, SparseArray], what: str) -> dict[str, int]:
+    """How many nodes there are of each kind; ValueError where matrices do not agree."""
+    if not relations:
+        raise ValueError(f"{what}: expected at least one relation")
+    sizes: dict[str, int] = {}
+    for key, A in relations.items():
+        for kind, size in zip(ends_of(key), A.shape[::-1], strict=True):
+            if sizes.setdefault(kind, size) != size:
+                raise ValueError(
+                    f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
+                )
+    return sizes
 
 
 def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = False) -> Relations:
@@ -121,17 +135,8 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
             f"{what}: relations: expected a mapping from names to SparseArrays, got "
             f"{type(relations).__name__}"
         )
-    if not relations:
-        raise ValueError(f"{what}: expected at least one relation")
-    sizes: dict[str, int] = {}
-    parts = []
-    for key, A in relations.items():
-        parts.append(rows_on_host(A, f"{what}: {key!r}"))
-        for kind, size in zip(ends_of(key), A.shape[::-1], strict=True):
-            if sizes.setdefault(kind, size) != size:
-                raise ValueError(
-                    f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
-                )
+    parts = [rows_on_host(A, f"{what}: {key!r}") for key, A in relations.items()]
+    sizes = sizes_of_kinds(relations, what)
     first_rows = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
     rows, columns, values, before = [], [], [], 0
     for (key, A), (offsets, own, entries) in zip(relations.items(), parts, strict=True):
