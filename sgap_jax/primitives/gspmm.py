@@ -143,8 +143,8 @@ def _broadcasting(op: str, A: SparseArray, values: Any, tail: tuple) -> Any:
         want = ", ".join(map(str, (A.nnz, *tail)))
         raise ValueError(
             f"{op}: values must have shape [{want}], or axes that broadcast with these, got "
-            f"{list(jnp.shape(values))}; values[..., None] has one for each of the {tail[-1]} "
-            "columns of a head"
+            f"{list(jnp.shape(values))}; values[..., None] is one for all "
+            f"{tail[-1]} columns"
         )
     return check_entry_values(op, "values", A, values, tail)
 

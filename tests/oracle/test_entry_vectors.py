@@ -524,7 +524,7 @@ def test_heads_of_graph_attention_as_dgl_has_them():
         (
             lambda A, X: gspmm(A, np.ones((7, 2, 4)), values=np.ones((9, 2))),
             ValueError,
-            r"\[9, 2, 4\], or axes .* got \[9, 2\]; values\[..., None\] has one for each of the 4",
+            r"\[9, 2, 4\], or axes .* got \[9, 2\]; values\[..., None\] is one for all 4 columns",
         ),
         (
             lambda A, X: gspmm(A, np.ones((7, 2, 4)), values=np.ones((9, 3, 1))),
