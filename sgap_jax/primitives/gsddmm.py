@@ -86,13 +86,17 @@ def gsddmm(
         V[e, l] = X[i, l] op Y[j, l]
 
     There `values` [nnz, d], vectors that entries have already, may take the place of X or of Y,
-    which is None then: values[e, l] op Y[j, l], or X[i, l] op values[e, l].
+    which is None then: values[e, l] op Y[j, l], or X[i, l] op values[e, l]. Nodes and entries may
+    have other axes there, [m, heads, d] and [nnz, heads, 1] say, that broadcast from the last one
+    on, as in DGL and NumPy. `reduce="last"` sums over the last axis alone, as DGL's u_dot_v:
+
+        V[e, h, 0] = sum_l (X[i, h, l] op Y[j, h, l])
 
     Differentiable to any order in X, Y and values.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; only its structure is read.
-      X: dense [m, d], or [m] for one feature, unless `reduce` is "sum" [m, ...]; float32, float64,
+      X: dense [m, d], or [m] for one feature; [m, ...] unless `reduce` is "sum". float32, float64,
         bfloat16 or float16.
       Y: dense [k, d], or [k]; likewise.
       values: [nnz, d] or [nnz, ...] with `reduce=None`, in the order of A.values.
@@ -104,9 +108,9 @@ def gsddmm(
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y; with
       `reduce=None` an array [nnz, d] ([nnz] for one feature, in general [nnz, ...] with the joint
-      axes, those of X for "copy"), of which "last" leaves one in place of the last, in the order of
-      A.values. Sums are carried in float32 (float64 for float64) and rounded once; "add" and "sub"
-      sum X and Y separately.
+      axes, those of X for "copy"), with "last" [nnz, ..., 1], in the order of A.values. Sums are
+      carried in float32 (float64 for float64) and rounded once; "add" and "sub" sum X and Y
+      separately.
       On the CPU the same bits for any number of threads. Padding entries of A get zero. NaN or
       infinity in a row reaches only the entries of that row (of X) or column (of Y).
 

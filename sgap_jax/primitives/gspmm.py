@@ -86,8 +86,8 @@ def gspmm(
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included. Or [k, ...] with any other
         axes: none, for one number of each node, or heads and columns.
       values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n] or [nnz, ...], in place of A.values
-        and in their order. The messages are not stored. With one value for several columns, which
-        are copied once to be side by side, neither are the values repeated.
+        and in their order. The messages are not stored, and a value for several columns is not
+        repeated: each head is a product of its own, of one batch.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
@@ -97,7 +97,7 @@ def gspmm(
 
     Returns:
       C [m, n] ([k, n] with `transpose`), or [m, ...] with the axes that X and values have jointly
-        (those of X for "copy"), in the promoted dtype of A and X (that of X for "copy").
+      (those of X for "copy"), in the promoted dtype of A and X (that of X for "copy").
       Sums are carried in float32 (float64 for float64), messages are compared there, and the result
       is rounded once; "add" and "sub" sum X and A.values separately. On the CPU the result is the
       same bits for any number of threads. Rows without entries are zero for every reduction, as in
@@ -106,8 +106,8 @@ def gspmm(
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
-      ValueError: an op or a reduction that is not one of these, or X has the wrong shape;
-        ScheduleError for an illegal schedule.
+      ValueError: an op or a reduction that is not one of these, or X or values
+        have the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
