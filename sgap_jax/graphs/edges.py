@@ -55,7 +55,8 @@ def from_edges(
     Args:
       edge_index: [2, E] integers, concrete: sources, then targets, in any order. Such edges from
         Python belong outside jit.
-      values: [E], one for each edge, may be traced; None: ones.
+      values: [E], one for each edge, may be traced; None: ones. Vectors of edges stay beside the
+        graph: see `return_perm`.
       num_nodes: of the graph, or (sources, targets) of one between two kinds of nodes; None: what
         the edges need.
       duplicates: of several edges from one node to another, "sum" makes one entry with the sum of
@@ -85,6 +86,12 @@ def from_edges(
     sources, targets = edges
     shape = _shape_of(sources, targets, num_nodes, what)
     given = np.ones(sources.shape, np.float32) if values is None else values
+    if getattr(given, "ndim", 1) > 1 and np.shape(given)[0] == sources.shape[0]:
+        raise ValueError(
+            f"{what}: values: expected shape [{sources.shape[0]}], a number for each edge, got "
+            f"{list(np.shape(given))}; vectors stay beside the graph, in the order of its entries: "
+            "A, perm = from_edges(edge_index, return_perm=True, ...), then edge_attr[perm]"
+        )
     given = checks.check_values(given, sources.shape[0], what)
     given = checks.to_jax_values(given, dtype, what)
     A, perm = from_pairs(targets, sources, given, shape, duplicates, what)

@@ -16,10 +16,11 @@ import numpy as np
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.graphs.edges import from_pairs, rows_on_host
+from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
-_NODES = "nodes"  # the kind of all nodes where relations name none
+NODES = "nodes"  # the kind of all nodes where relations name none
 
 
 @partial(
@@ -88,7 +89,21 @@ def ends_of(key: Any) -> tuple[str, str]:
     """The kinds of nodes that a relation leads from and to."""
     if isinstance(key, tuple) and len(key) == 3:
         return key[0], key[2]
-    return _NODES, _NODES
+    return NODES, NODES
+
+
+def sizes_of_kinds(relations: Mapping[Any, SparseArray], what: str) -> dict[str, int]:
+    """How many nodes there are of each kind; ValueError where matrices do not agree."""
+    if not relations:
+        raise ValueError(f"{what}: expected at least one relation")
+    sizes: dict[str, int] = {}
+    for key, A in relations.items():
+        for kind, size in zip(ends_of(key), A.shape[::-1], strict=True):
+            if sizes.setdefault(kind, size) != size:
+                raise ValueError(
+                    f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
+                )
+    return sizes
 
 
 def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = False) -> Relations:
@@ -99,15 +114,20 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
       relations: for each relation its matrix [targets, sources], concrete, in CSR, CSC or COO. Keys
         are triples (kind of source, name, kind of target) as in PyG, or any names where all nodes
         are of one kind. Matrices that name one kind have as many nodes of it.
-      normalize: divide each row of each relation by its number of entries: messages of a relation
-        are averaged, as in R-GCN.
+      normalize: divide each row of each relation by the sum of its values: the messages of a
+        relation are averaged, weighted by the values. Of values of one, and of edges that
+        `from_edges` has summed, that is the mean over the edges, the 1 / c[i, r] of R-GCN. A row
+        whose sum is zero gets zeros; sums are in float32 at least, of integers the result is
+        floating.
 
     Returns:
-      Relations. Values are differentiable and may be traced.
+      Relations. Values are differentiable, with `normalize` too, and may be traced.
 
     Raises:
       TypeError: not SparseArrays. ValueError: no relation, a matrix that is traced, or shapes that
         do not agree.
+
+    Source: Schlichtkrull et al., ESWC 2018, equation 2 (`normalize`).
     """
     what = "join_relations"
     if not isinstance(relations, Mapping):
@@ -115,17 +135,8 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
             f"{what}: relations: expected a mapping from names to SparseArrays, got "
             f"{type(relations).__name__}"
         )
-    if not relations:
-        raise ValueError(f"{what}: expected at least one relation")
-    sizes: dict[str, int] = {}
-    parts = []
-    for key, A in relations.items():
-        parts.append(rows_on_host(A, f"{what}: {key!r}"))
-        for kind, size in zip(ends_of(key), A.shape[::-1], strict=True):
-            if sizes.setdefault(kind, size) != size:
-                raise ValueError(
-                    f"{what}: {key!r}: expected {sizes[kind]} {kind}, as before, got {size}"
-                )
+    parts = [rows_on_host(A, f"{what}: {key!r}") for key, A in relations.items()]
+    sizes = sizes_of_kinds(relations, what)
     first_rows = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
     rows, columns, values, before = [], [], [], 0
     for (key, A), (offsets, own, entries) in zip(relations.items(), parts, strict=True):
@@ -135,7 +146,7 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
         columns.append(own.astype(np.int64) + before)
         v = structure.moved(A.values, entries)
         if normalize:
-            v = v / np.repeat(lengths, lengths).astype(v.dtype)
+            v = _shares(v, np.repeat(np.arange(A.shape[0], dtype=np.int32), lengths), A.shape[0])
         values.append(v)
         before += sizes[source]
     shape = (sum(sizes.values()), before)
@@ -145,3 +156,15 @@ def join_relations(relations: Mapping[Any, SparseArray], *, normalize: bool = Fa
     )
     assert math.prod(matrix.values.shape) == sum(part[1].size for part in parts)
     return Relations(matrix, tuple(relations), tuple(sizes.items()))
+
+
+@partial(jax.jit, static_argnames="count", inline=True)
+def _shares(values: Any, rows: Any, count: int) -> jax.Array:
+    """Each value over the sum of those of its row."""
+    dtype = values.dtype
+    dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    wide = values.astype(accumulator(dtype))
+    sums = jax.ops.segment_sum(wide, rows, count, indices_are_sorted=True)[rows]
+    # The inner where keeps zeros from the quotient: its derivative there would be NaN.
+    shares = jnp.where(sums == 0, 0, wide / jnp.where(sums == 0, 1, sums))
+    return shares.astype(dtype)

@@ -228,11 +228,7 @@ def check_edges(op: str, graph: SparseArray, edges: Any, kernel: Any) -> Any:
         raise ValueError(f"{op}: edges and edge_features: expected both or none")
     if edges is None:
         return None
-    if graph.format.block_shape:
-        raise NotImplementedError(
-            f"{op}: edges: vectors of edges need a graph in CSR, CSC or COO, got {graph.format}; "
-            "use graph.asformat(CSR)"
-        )
+    check_format_of_edges(op, graph, "edges")
     edges = as_numbers(op, "edges", edges)
     wanted = graph.nnz, kernel.shape[0]
     if edges.shape == (graph.nnz,) and wanted[1] == 1:
@@ -242,6 +238,14 @@ def check_edges(op: str, graph: SparseArray, edges: Any, kernel: Any) -> Any:
             f"{op}: edges must have shape [..., {wanted[0]}, {wanted[1]}], got {list(edges.shape)}"
         )
     return edges
+
+
+def check_format_of_edges(op: str, graph: SparseArray, name: str) -> None:
+    if graph.format.block_shape:
+        raise NotImplementedError(
+            f"{op}: {name}: vectors of edges need a graph in CSR, CSC or COO, got {graph.format}; "
+            "use graph.asformat(CSR)"
+        )
 
 
 def edge_features(op: str, graph: SparseArray, edges: Any) -> int:

@@ -51,12 +51,12 @@ class GATv2Conv(nnx.Module):
       schedule: of the operations on the graph; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
 
-    Called with (graph, x, edges=None) and the keywords deterministic, rngs and return_edges: graph
-    is a SparseArray [m, n] in CSR, CSC or COO of which only the structure is read, x is
-    [..., n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`, edges
-    [..., nnz, edge_features] ([nnz] for one feature) in the order of the graph's values. Add the
-    nodes themselves with
-    `add_self_loops`, as the paper does; with its `return_perm=True` edges follow. The parameters
+    Called with (graph, x, edges=None) and the keywords deterministic, rngs, return_edges and
+    return_attention_weights: graph is a SparseArray [m, n] in CSR, CSC or COO of which only the
+    structure is read, x is [..., n, in_features], dense or a SparseArray, or a pair as for
+    `SAGEConv`, edges [..., nnz, edge_features] ([nnz] for one feature) in the order of the graph's
+    values. Add the nodes themselves with `add_self_loops`, as the paper does; with its
+    `return_perm=True` edges follow. The parameters
     are `to_kernel` (L), `from_kernel` (R), `attention` (a), `edge_kernel` (E), `bias`.
 
     Returns:
@@ -64,7 +64,8 @@ class GATv2Conv(nnx.Module):
       of x, edges and the parameters. A node without neighbours gets the bias. With
       `return_edges=True` (Y, the vectors under the attention: LeakyReLU(...)
       [..., nnz, heads * out_features], zero in the padding), which DGL's EGATConv hands on to the
-      next layer as the features of the edges.
+      next layer as the features of the edges. With `return_attention_weights=True` also, as the
+      last, the weights p as `GraphAttention` returns them, [..., nnz, heads].
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
@@ -140,6 +141,7 @@ class GATv2Conv(nnx.Module):
         deterministic: bool | None = ...,
         rngs: Any = ...,
         return_edges: Literal[False] = ...,
+        return_attention_weights: Literal[False] = ...,
     ) -> jax.Array: ...
     @overload
     def __call__(
@@ -151,7 +153,32 @@ class GATv2Conv(nnx.Module):
         deterministic: bool | None = ...,
         rngs: Any = ...,
         return_edges: Literal[True],
+        return_attention_weights: Literal[False] = ...,
     ) -> tuple[jax.Array, jax.Array]: ...
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_edges: Literal[False] = ...,
+        return_attention_weights: Literal[True],
+    ) -> tuple[jax.Array, jax.Array]: ...
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_edges: Literal[True],
+        return_attention_weights: Literal[True],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
     def __call__(
         self,
         graph: SparseArray,
@@ -161,6 +188,7 @@ class GATv2Conv(nnx.Module):
         deterministic: bool | None = None,
         rngs: Any = None,
         return_edges: bool = False,
+        return_attention_weights: bool = False,
     ) -> Any:
         kernels = self.to_kernel, self.from_kernel, self.attention, self.edge_kernel, self.bias
         return gatv2_conv(
@@ -174,6 +202,7 @@ class GATv2Conv(nnx.Module):
             dropout=lambda p: self.dropout(p, deterministic=deterministic, rngs=rngs),
             schedule=self.schedule,
             return_edges=return_edges,
+            return_weights=return_attention_weights,
         )
 
 
@@ -189,9 +218,11 @@ def gatv2_conv(
     dropout: Callable[[jax.Array], jax.Array],
     schedule: Schedule | str | None,
     return_edges: bool,
+    return_weights: bool,
 ) -> Any:
     op = "GATv2Conv"
     return_edges = check_flag(return_edges, "return_edges", op)
+    return_weights = check_flag(return_weights, "return_attention_weights", op)
     sizes = [kernel.shape[0] for kernel in kernels[:2] if kernel is not None]
     source, own = ends_of(op, graph, x, (sizes[-1], sizes[0]))
     edges = check_edges(op, graph, edges, kernels[3])
@@ -222,10 +253,14 @@ def gatv2_conv(
     y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p.T, of_heads)
     y = jnp.moveaxis(y.reshape(*leading, heads, graph.shape[0], size), -3, -2)
     y = with_bias(y.reshape(*y.shape[:-2], heads * size) if concat else y.mean(-2), bias)
-    if not return_edges:
-        return y
-    vectors = jnp.moveaxis(hidden.reshape(graph.nnz, batch, heads * size), 1, 0)
-    return y, vectors.reshape(*leading, graph.nnz, heads * size)
+    found = [y]
+    if return_edges:
+        vectors = jnp.moveaxis(hidden.reshape(graph.nnz, batch, heads * size), 1, 0)
+        found.append(vectors.reshape(*leading, graph.nnz, heads * size))
+    if return_weights:
+        weights = jnp.moveaxis(p.reshape(graph.nnz, batch, heads), 1, 0)
+        found.append(weights.reshape(*leading, graph.nnz, heads))
+    return tuple(found) if len(found) > 1 else y
 
 
 def _in_columns(x: jax.Array, leading: tuple) -> jax.Array:

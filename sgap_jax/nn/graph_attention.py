@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,14 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_concrete, check_count
-from sgap_jax.nn.adjacency import check_edges, stored_edges, stored_values, with_stored_values
+from sgap_jax.formats.checks import check_concrete, check_count, check_flag
+from sgap_jax.nn.adjacency import (
+    check_edges,
+    check_format_of_edges,
+    stored_edges,
+    stored_values,
+    with_stored_values,
+)
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.nn.sage import ends_of, sizes_of_ends
@@ -54,10 +60,11 @@ class GraphAttention(nnx.Module):
       rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
       kernel_metadata, bias_metadata: of the parameters, a sharding for example.
 
-    Called with (graph, x, edges=None) and the keywords deterministic and rngs: graph is a
-    SparseArray [m, n] of which only the structure is read, x is [..., n, in_features], dense or a
-    SparseArray, or a pair as for `SAGEConv`; edges are [..., nnz, edge_features] ([nnz] for one
-    feature) in the order of the values of a graph in CSR, CSC or COO. The nodes that receive are
+    Called with (graph, x, edges=None) and the keywords deterministic, rngs and
+    return_attention_weights: graph is a SparseArray [m, n] of which only the structure is read, x
+    is [..., n, in_features], dense or a SparseArray, or a pair as for `SAGEConv`; edges are
+    [..., nnz, edge_features] ([nnz] for one feature) in the order of the values of a graph in CSR,
+    CSC or COO. The nodes that receive are
     the first m of the n, or those of the pair. Add the nodes themselves with `add_self_loops`, as
     the paper does; with its `return_perm=True` edges follow. A node without neighbours gets the
     bias. The parameters are `kernel` (W), `to_attention` (a), `from_attention` (b), `bias`, of
@@ -66,12 +73,14 @@ class GraphAttention(nnx.Module):
 
     Returns:
       Y [..., m, heads * out_features] or [..., m, out_features], in `dtype` or the promoted dtype
-      of x, edges and the parameters.
+      of x, edges and the parameters. With `return_attention_weights=True` (Y, p): the weights of
+      the sums, after dropout as in PyG, [..., nnz, heads] in the order of the graph's values, zero
+      in the padding.
 
     Raises:
       TypeError: graph is not a SparseArray. ValueError: x or edges do not fit it, or edges are
-        given without edge_features or the other way round. NotImplementedError: edges of a graph in
-        another format.
+        given without edge_features or the other way round. NotImplementedError: edges or weights of
+        a graph in another format than CSR, CSC and COO.
 
     Values of the graph are ignored, as by `SAGEConv`: `duplicates="keep"` counts repeated edges.
 
@@ -147,6 +156,28 @@ class GraphAttention(nnx.Module):
         self.promote_dtype = promote_dtype
         self.schedule = schedule
 
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_attention_weights: Literal[False] = ...,
+    ) -> jax.Array: ...
+    @overload
+    def __call__(
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = ...,
+        *,
+        deterministic: bool | None = ...,
+        rngs: Any = ...,
+        return_attention_weights: Literal[True],
+    ) -> tuple[jax.Array, jax.Array]: ...
     def __call__(
         self,
         graph: SparseArray,
@@ -155,7 +186,8 @@ class GraphAttention(nnx.Module):
         *,
         deterministic: bool | None = None,
         rngs: Any = None,
-    ) -> jax.Array:
+        return_attention_weights: bool = False,
+    ) -> Any:
         names = "kernel", "to_kernel", "to_attention", "from_attention", "bias"
         params = [getattr(self, name) for name in (*names, "edge_kernel", "edge_attention")]
         drop = dict(deterministic=deterministic, rngs=rngs)
@@ -170,6 +202,7 @@ class GraphAttention(nnx.Module):
             dropout=lambda p: self.dropout(p, **drop),
             feature_dropout=lambda x: self.feature_dropout(x, **drop),
             schedule=self.schedule,
+            return_weights=return_attention_weights,
         )
 
 
@@ -185,13 +218,17 @@ def graph_attention(
     dropout: Callable[[jax.Array], jax.Array],
     feature_dropout: Callable[[jax.Array], jax.Array],
     schedule: Schedule | str | None,
-) -> jax.Array:
+    return_weights: bool,
+) -> Any:
     """The layer; `params` are kernel, to_kernel, to_attention, from_attention, bias, edge_kernel
     and edge_attention, or None."""
     op = "GraphAttention"
+    return_weights = check_flag(return_weights, "return_attention_weights", op)
     kernel, to_kernel = params[:2]
     receiving = kernel if to_kernel is None else to_kernel
     source, own = ends_of(op, graph, x, (kernel.shape[0], receiving.shape[0]))
+    if return_weights:
+        check_format_of_edges(op, graph, "return_attention_weights")
     one = not isinstance(x, tuple | list)  # of which those that receive are a part
     edges = check_edges(op, graph, edges, params[5])
     arrays = (stored_values(source), None if one else stored_values(own), edges, *params)
@@ -235,4 +272,7 @@ def graph_attention(
     y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p, h)
     y = jnp.moveaxis(y.reshape(batch, heads, m, size), 1, 2)
     y = y.reshape(*leading, m, heads * size) if concat else y.mean(2).reshape(*leading, m, size)
-    return with_bias(y, bias)
+    y = with_bias(y, bias)
+    if not return_weights:
+        return y
+    return y, jnp.moveaxis(p.reshape(*leading, heads, graph.nnz), -2, -1)

@@ -27,10 +27,11 @@ class RGCNConv(nnx.Module):
 
         y[i] = R x[i] + sum over r, and over the stored (i, j) of A_r, of A_r[i, j] W_r x[j] + b
 
-    for relations r with matrices A_r. With `graphs.join_relations(..., normalize=True)` the
-    messages of each relation are averaged, as in the paper. All relations are one
-    product with the sparse matrix. With `bases` the W_r are mixtures of so many matrices,
-    W_r = sum_b c[r, b] V_b.
+    for relations r with matrices A_r, whose values are read. With
+    `graphs.join_relations(..., normalize=True)` the messages of each relation are averaged,
+    weighted by the values: the paper's mean over edges where these are ones or counts. All
+    relations are one product with the sparse matrix. With `bases` the W_r are mixtures of so many
+    matrices, W_r = sum_b c[r, b] V_b.
 
     Args:
       in_features, out_features: columns of X and of Y. A dict of in_features by the kind of nodes

@@ -1,11 +1,13 @@
 """gsddmm: C[i, j] = sum_l (X[i, l] op Y[j, l]) at the stored entries (i, j), the edges; without the
 sum a vector of each entry."""
 
+import math
 from functools import partial
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
@@ -37,7 +39,7 @@ from sgap_jax.primitives._incidence import (
     entry_sums,
     incidence,
 )
-from sgap_jax.primitives.gspmm import OPS, Op, check_choice, gsddmm_p, gspmm_p
+from sgap_jax.primitives.gspmm import OPS, Op, check_choice, gsddmm_p, gspmm_p, joint_axes
 from sgap_jax.primitives.row_reduce import check_entry_values
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm
@@ -62,7 +64,7 @@ def gsddmm(
     *,
     values: Any = ...,
     op: Op = ...,
-    reduce: None,
+    reduce: Literal["last"] | None,
     schedule: Schedule | str | None = ...,
 ) -> jax.Array: ...
 def gsddmm(
@@ -72,7 +74,7 @@ def gsddmm(
     *,
     values: Any = None,
     op: Op = "mul",
-    reduce: Literal["sum"] | None = "sum",
+    reduce: Literal["sum", "last"] | None = "sum",
     schedule: Schedule | str | None = None,
 ) -> SparseArray | jax.Array:
     """Combines the features of the row and the column of each stored entry, and sums over them.
@@ -84,23 +86,29 @@ def gsddmm(
         V[e, l] = X[i, l] op Y[j, l]
 
     There `values` [nnz, d], vectors that entries have already, may take the place of X or of Y,
-    which is None then: values[e, l] op Y[j, l], or X[i, l] op values[e, l].
+    which is None then: values[e, l] op Y[j, l], or X[i, l] op values[e, l]. Nodes and entries may
+    have other axes there, [m, heads, d] and [nnz, heads, 1] say, that broadcast from the last one
+    on, as in DGL and NumPy. `reduce="last"` sums over the last axis alone, as DGL's u_dot_v:
+
+        V[e, h, 0] = sum_l (X[i, h, l] op Y[j, h, l])
 
     Differentiable to any order in X, Y and values.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; only its structure is read.
-      X: dense [m, d], or [m] for one feature; float32, float64, bfloat16 or float16.
-      Y: dense [k, d], or [k].
-      values: [nnz, d] with `reduce=None`, in the order of A.values.
+      X: dense [m, d], or [m] for one feature; [m, ...] unless `reduce` is "sum". float32, float64,
+        bfloat16 or float16.
+      Y: dense [k, d], or [k]; likewise.
+      values: [nnz, d] or [nnz, ...] with `reduce=None`, in the order of A.values.
       op: "mul" (an `sddmm`), "add" (with one feature the logits of GAT), "sub", "div" (a product
         with the rounded 1 / Y) or "copy" (X alone; Y is not read).
-      reduce: "sum", or None for vectors, for which A is in CSR, CSC or COO.
+      reduce: "sum"; or "last" or None for vectors, for which A is in CSR, CSC or COO.
       schedule: how to run, or its text, as for `sddmm`; None lets `choose_schedule` pick.
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y; with
-      `reduce=None` an array [nnz, d] ([nnz] for one feature), in the order of A.values. Sums are
+      `reduce=None` an array [nnz, d] ([nnz] for one feature, in general [nnz, ...] with the joint
+      axes, those of X for "copy"), with "last" [nnz, ..., 1], in the order of A.values. Sums are
       carried in float32 (float64 for float64) and rounded once; "add" and "sub" sum X and Y
       separately.
       On the CPU the same bits for any number of threads. Padding entries of A get zero. NaN or
@@ -118,9 +126,21 @@ def gsddmm(
     check_choice("gsddmm", "op", op, OPS)
     if reduce is None:
         return _vectors(A, X, Y, values, op, schedule)
-    check_choice("gsddmm", "reduce", reduce, ("sum",))
+    check_choice("gsddmm", "reduce", reduce, ("sum", "last"))
     if values is not None:
-        raise ValueError("gsddmm: values are vectors of entries: expected reduce=None, got 'sum'")
+        raise ValueError(
+            f"gsddmm: values are vectors of entries: expected reduce=None, got {reduce!r}"
+        )
+    if reduce == "last":
+        X, Y, _ = _of_axes(A, X, Y)
+        if X is None or Y is None or X.ndim == Y.ndim == 1:
+            raise ValueError("gsddmm: with reduce='last' expected X [m, ..., d] and Y [k, ..., d]")
+        return _sums_of_last(A, X, Y, op=op, schedule=schedule)
+    if isinstance(X, np.ndarray | jax.Array) and X.ndim > 2 and X.shape[0] == A.shape[0]:
+        raise ValueError(
+            f"gsddmm: X must have shape [{A.shape[0]}, d] for one sum of each entry, got "
+            f"{list(X.shape)}; reduce='last' sums over the last axis alone, reduce=None over none"
+        )
     one = jnp.ndim(X) == 1
     X = check_dense("gsddmm", "X", X, (A.shape[0],) if one else (A.shape[0], "d"))
     Y = check_dense("gsddmm", "Y", Y, (A.shape[1], *X.shape[1:]))
@@ -158,22 +178,61 @@ def _vectors(
         raise ValueError("gsddmm: expected X and Y, got None")
     if op == "copy" and X is None and values is None:
         raise ValueError("gsddmm: op='copy' copies X, or values in its place: got None for both")
-    one = jnp.ndim(given[0]) == 1
-    tail = () if one else ("d",)
-    if X is not None:
-        X = check_dense("gsddmm", "X", X, (A.shape[0], *tail))
-        tail = X.shape[1:]
-    if Y is not None:
-        Y = check_dense("gsddmm", "Y", Y, (A.shape[1], *tail))
-        tail = Y.shape[1:]
+    X, Y, values = _of_axes(A, X, Y, values)
+    if op == "copy":  # nothing else is read
+        X, Y, values = X, None, values if X is None else None
+    given = [x for x in (X, Y, values) if x is not None]
+    if all(x.ndim == 2 and x.shape[1] == given[0].shape[1] for x in given):
+        return _vectors_of(A, X, Y, values, **of)
+    return _vectors_of_axes(A, X, Y, values, **of)
+
+
+def _of_axes(A: SparseArray, X: Any, Y: Any, values: Any = None) -> tuple[Any, Any, Any]:
+    """X [m, ...], Y [k, ...] and values [nnz, ...] as arrays, or None, with a check that the axes
+    after the first broadcast."""
+    X, Y = (
+        None if x is None else check_dense("gsddmm", name, x, (rows, "..."))
+        for name, x, rows in zip("XY", (X, Y), A.shape, strict=True)
+    )
     if values is not None:
-        values = check_entry_values("gsddmm", "values", A, values, tail)
+        values = check_entry_values("gsddmm", "values", A, values, ("...",))
     else:  # for the check of A
         check_entry_values("gsddmm", "A", A, jnp.zeros((A.nnz, 0)), ("d",))
-    if one:
-        X, Y, values = (None if x is None else x[:, None] for x in (X, Y, values))
-    V = _vectors_of(A, X, Y, values, **of)
-    return V[:, 0] if one else V
+    named = {"X": X, "Y": Y, "values": values}
+    named = {name: x for name, x in named.items() if x is not None}
+    tails = [x.shape[1:] for x in named.values()]
+    if joint_axes(*tails) is None:
+        names, got = (" and ".join(map(str, x)) for x in (named, [list(tail) for tail in tails]))
+        raise ValueError(f"gsddmm: the axes of {names} after the first must broadcast, got {got}")
+    return X, Y, values
+
+
+def _spread(x: Any, tail: tuple) -> jax.Array:
+    """x [n, ...] with these axes after the first."""
+    x = x.reshape(x.shape[0], *[1] * (len(tail) + 1 - x.ndim), *x.shape[1:])
+    return jnp.broadcast_to(x, (x.shape[0], *tail))
+
+
+@partial(jax.jit, static_argnames=("op", "schedule"), inline=True)
+def _vectors_of_axes(A: SparseArray, X: Any, Y: Any, values: Any, **of: Any) -> jax.Array:
+    tail = jnp.broadcast_shapes(*(x.shape[1:] for x in (X, Y, values) if x is not None))
+    X, Y, values = (
+        None if x is None else _spread(x, tail).reshape(x.shape[0], math.prod(tail))
+        for x in (X, Y, values)
+    )
+    return _vectors_of(A, X, Y, values, **of).reshape(A.nnz, *tail)
+
+
+@partial(jax.jit, static_argnames=("op", "schedule"), inline=True)
+def _sums_of_last(A: SparseArray, X: Any, Y: Any, **of: Any) -> jax.Array:
+    """[nnz, ..., 1]: a batch of sums, one for each place of the axes between."""
+    *heads, d = jnp.broadcast_shapes(X.shape[1:], Y.shape[1:])
+    X, Y = (
+        jnp.moveaxis(_spread(x, (*heads, d)).reshape(x.shape[0], math.prod(heads), d), 1, 0)
+        for x in (X, Y)
+    )
+    V = jax.vmap(lambda X, Y: _gsddmm(A, X, Y, **of))(X, Y)
+    return V.T.reshape(A.nnz, *heads, 1)
 
 
 @partial(jax.jit, static_argnames=("op", "schedule"), inline=True)

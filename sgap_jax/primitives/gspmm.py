@@ -1,11 +1,13 @@
 """Message passing: C[i, :] = reduce over the stored (i, j) of (X[j, :] op A[i, j])."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 
 from sgap_jax.formats import vectors
@@ -69,7 +71,9 @@ def gspmm(
 
     With `transpose` the messages go the other way: C[j, l] reduces X[i, l] op A[i, j] over the
     stored entries (i, j) of column j. With `values` [nnz, n] an entry has a vector, and its message
-    is X[j, l] op values[e, l].
+    is X[j, l] op values[e, l]. Nodes and entries may have more axes, or fewer, that broadcast from
+    the last one on, as in DGL and NumPy: X [k, heads, d] with values [nnz, heads, 1] has one weight
+    for each head.
 
     Differentiable to any order in `A.values`, values and X, forward and reverse. The gradient of a
     maximum or minimum goes to the first entry (in the order of the values) that attains it, as in
@@ -79,10 +83,11 @@ def gspmm(
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; every element of a vector or block is an
         entry, zeros too; float32, float64, bfloat16 or float16 have kernels, other dtypes run in
         plain JAX.
-      X: dense [k, n], or [m, n] with `transpose`; any n, zero included. Or [k], one number of each
-        node, for a result [m].
-      values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n], in place of A.values and in their
-        order. The messages are not stored.
+      X: dense [k, n], or [m, n] with `transpose`; any n, zero included. Or [k, ...] with any other
+        axes: none, for one number of each node, or heads and columns.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, n] or [nnz, ...], in place of A.values
+        and in their order. The messages are not stored, and a value for several columns is not
+        repeated: each head is a product of its own, of one batch.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
       reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
@@ -91,7 +96,8 @@ def gspmm(
         `spmm` does and take its schedules.
 
     Returns:
-      C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and X (that of X for "copy").
+      C [m, n] ([k, n] with `transpose`), or [m, ...] with the axes that X and values have jointly
+      (those of X for "copy"), in the promoted dtype of A and X (that of X for "copy").
       Sums are carried in float32 (float64 for float64), messages are compared there, and the result
       is rounded once; "add" and "sub" sum X and A.values separately. On the CPU the result is the
       same bits for any number of threads. Rows without entries are zero for every reduction, as in
@@ -100,8 +106,8 @@ def gspmm(
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
-      ValueError: an op or a reduction that is not one of these, or X has the wrong shape;
-        ScheduleError for an illegal schedule.
+      ValueError: an op or a reduction that is not one of these, or X or values
+        have the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
@@ -113,25 +119,42 @@ def gspmm(
     transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
     options: Any = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
-    if jnp.ndim(X) == 1:
-        column = check_dense("gspmm", "X", X, (rows,))[:, None]
-        if values is not None:
-            values = check_entry_values("gspmm", "values", A, values, ())
-        return gspmm(A, column, values=values, **options)[:, 0]
-    X = check_dense("gspmm", "X", X, (rows, "n"))
+    X = check_dense("gspmm", "X", X, (rows, "..."))
+    if values is not None:
+        if jnp.ndim(values) == 1:
+            A, values = A.with_values(values), None
+        else:
+            values = _broadcasting("gspmm", A, values, X.shape[1:])
+        if op == "copy":  # the values are not read
+            values = None
+    if X.ndim != 2 or (values is not None and values.shape[1:] != X.shape[1:]):
+        return _gspmm_of_axes(A, X, values, **options)
     if values is None:
         return _gspmm(A, X, **options)
-    if jnp.ndim(values) == 1:
-        return _gspmm(A.with_values(values), X, **options)
-    if jnp.shape(values) == (A.nnz, 1) and X.shape[1] != 1:
-        raise ValueError(
-            f"gspmm: values must have shape [{A.nnz}, {X.shape[1]}], or [{A.nnz}] for one weight "
-            f"of each entry, got [{A.nnz}, 1]; values[:, 0] has it"
-        )
-    values = check_entry_values("gspmm", "values", A, values, (X.shape[1],))
-    if op == "copy":  # the values are not read
-        return _gspmm(A, X, **options)
     return _gspmm_vectors(A, X, values, **options)
+
+
+def _broadcasting(op: str, A: SparseArray, values: Any, tail: tuple) -> Any:
+    """`values` as an array [nnz, ...] whose axes after the first broadcast with `tail`."""
+    own = jnp.shape(values)[1:]
+    if joint_axes(own, tail) is not None:
+        return check_entry_values(op, "values", A, values, own)
+    if own == tail[:-1]:
+        want = ", ".join(map(str, (A.nnz, *tail)))
+        raise ValueError(
+            f"{op}: values must have shape [{want}], or axes that broadcast with these, got "
+            f"{list(jnp.shape(values))}; values[..., None] is one for all "
+            f"{tail[-1]} columns"
+        )
+    return check_entry_values(op, "values", A, values, tail)
+
+
+def joint_axes(*tails: tuple) -> tuple | None:
+    """The shape with which all of these broadcast, or None."""
+    try:
+        return tuple(jnp.broadcast_shapes(*tails))
+    except ValueError:
+        return None
 
 
 # Of PyG, DGL and PyTorch.
@@ -219,6 +242,40 @@ def _gspmm_vectors(
         lengths = (S.T if transpose else S).row_lengths
         C = C / jnp.maximum(lengths, 1)[:, None].astype(wide)
     return C.astype(dtype)
+
+
+@partial(jax.jit, static_argnames=("op", "reduce", "transpose", "schedule"), inline=True)
+def _gspmm_of_axes(A: SparseArray, X: Any, values: Any, **options: Any) -> jax.Array:
+    """Of nodes [k, ...] and, unless they are A's, values [nnz, ...] of any axes that broadcast."""
+    if values is None:
+        C = _gspmm(A, X.reshape(X.shape[0], math.prod(X.shape[1:])), **options)
+        return C.reshape(C.shape[0], *X.shape[1:])
+    tail = jnp.broadcast_shapes(X.shape[1:], values.shape[1:])
+    X, values = (
+        x.reshape(x.shape[0], *[1] * (len(tail) - x.ndim + 1), *x.shape[1:]) for x in (X, values)
+    )
+    # The axes along which the values of an entry differ, and the others.
+    of_values = [i for i, size in enumerate(values.shape) if i > 0 and size != 1]
+    others = [i for i in range(1, X.ndim) if i not in of_values]
+    sizes, columns = ([tail[i - 1] for i in axes] for axes in (of_values, others))
+    values = values.reshape(A.nnz, math.prod(sizes))
+    if not of_values:
+        return _gspmm_of_axes(A.with_values(values[:, 0]), X, None, **options)
+    if math.prod(columns) == 1:
+        X = jnp.broadcast_to(X, (X.shape[0], *tail)).reshape(X.shape[0], values.shape[1])
+        C = _gspmm_vectors(A, X, values, **options)
+        return C.reshape(C.shape[0], *tail)
+    # One weight for many columns, those of a head say: a batch of products.
+    order = [*of_values, 0, *others]
+    shared = all(X.shape[i] == 1 for i in of_values)
+    if not shared:
+        X = jnp.broadcast_to(X, (X.shape[0], *tail))
+    X = X.transpose(order)
+    batch = () if shared else (values.shape[1],)
+    X = X.reshape(*batch, X.shape[len(sizes)], math.prod(columns))
+    product = lambda v, x: _gspmm(A.with_values(v), x, **options)  # noqa: E731
+    C = jax.vmap(product, in_axes=(0, None if shared else 0))(values.T, X)
+    return C.reshape(*sizes, C.shape[1], *columns).transpose(np.argsort(order))
 
 
 def message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:

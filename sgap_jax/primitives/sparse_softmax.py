@@ -68,8 +68,9 @@ def sparse_softmax(
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
-      values: [nnz] or, of a matrix in CSR, CSC or COO, vectors [nnz, H] (the heads of graph
-        attention), in place of A.values and in their order; each column is a softmax of its own.
+      values: [nnz] or, of a matrix in CSR, CSC or COO, [nnz, ...] such as [nnz, H] or [nnz, H, 1]
+        (the heads of graph attention), in place of A.values and in their order; each place of the
+        other axes has a softmax of its own.
       scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
         array multiplies the values first, in A's dtype.
       schedule: how to run, or its text; None lets `choose_schedule` pick.
@@ -93,12 +94,10 @@ def sparse_softmax(
     factor, scale = (array, 1.0) if isinstance(scale, jax.Array) else (None, float(scale))
     of = dict(scale=scale, schedule=schedule)
     if values is not None:
-        values = check_entry_values(
-            "sparse_softmax", "values", A, values, ("H",) * (jnp.ndim(values) != 1)
-        )
-        if values.ndim == 2:
-            return _softmax_of_vectors(A, values, factor, **of)
-        return _softmax(A.with_values(values), factor, **of)
+        values = check_entry_values("sparse_softmax", "values", A, values, ("...",))
+        if values.ndim == 1:
+            return _softmax(A.with_values(values), factor, **of)
+        return _softmax_of_vectors(A, values, factor, **of)
     values = _softmax(split_blocks(A), factor, **of)
     return A.with_values(join_blocks(A, values))
 
@@ -130,9 +129,10 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
 def _softmax_of_vectors(
     A: SparseArray, values: Any, factor: Any, *, scale: float, schedule: Schedule | None
 ) -> jax.Array:
-    dtype, (m, _), H = values.dtype, A.shape, values.shape[1]
+    dtype, (m, _), shape = values.dtype, A.shape, values.shape
     if values.size == 0:
         return values
+    values, H = values.reshape(shape[0], -1), math.prod(shape[1:])
     S, order = in_row_order(A)
     v, stored = values if order is None else values[order], entries_that_count(S)[:, None]
     if factor is not None:
@@ -144,7 +144,8 @@ def _softmax_of_vectors(
     p = bind(sparse_softmax_p, S.values[None], S.row_offsets, **params)[0]
     if part is not None:
         p = jnp.where(part, p, jnp.zeros((), dtype))
-    return p if order is None else jnp.zeros_like(p).at[order].set(p, unique_indices=True)
+    p = p if order is None else jnp.zeros_like(p).at[order].set(p, unique_indices=True)
+    return p.reshape(shape)
 
 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]

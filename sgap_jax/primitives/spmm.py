@@ -111,6 +111,11 @@ def spmm(
     schedule = check_schedule("spmm", schedule)
     transpose = check_flag(transpose, "transpose", "spmm")
     rows = A.shape[0] if transpose else A.shape[1]
+    if isinstance(B, np.ndarray | jax.Array) and B.ndim > 2 and rows in (B.shape[0], B.shape[-2]):
+        nearest = f"gspmm(A, B{', transpose=True' * transpose}) takes [{rows}, ...]"
+        if B.shape[0] != rows:
+            nearest = f"A{'.T' * transpose} @ B has a product for each of the leading axes"
+        raise ValueError(f"spmm: B must have shape [{rows}, n], got {list(B.shape)}; {nearest}")
     B = check_dense("spmm", "B", B, (rows, "n"))
     return _spmm(A, B, transpose=transpose, schedule=schedule)
 

@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 from jax.test_util import check_grads
 
-from sgap_jax import COO, CSC, CSR, SparseArray, aggregate, graphs, nn
+from sgap_jax import BCSR, COO, CSC, CSR, SparseArray, aggregate, graphs, nn
 from sgap_jax.nn import linen as snn
 
 N, IN, OUT = 9, 5, 4
@@ -270,6 +270,43 @@ def test_gatv2_returns_the_vectors_of_edges():
     twin = snn.GATv2Conv(OUT, heads=heads, **FLOAT64)
     apply = jax.jit(lambda params, *given: twin.apply(params, *given, return_edges=True))
     close(apply({"params": pure(layer)}, graph, x, f), (y, found))
+
+
+@pytest.mark.parametrize(
+    ("kind", "twin"), [(nn.GraphAttention, snn.GraphAttention), (nn.GATv2Conv, snn.GATv2Conv)]
+)
+def test_attention_weights_are_returned(kind, twin):
+    """[..., nnz, heads] in the order of the values: Y is the messages that they weigh."""
+    A, x, heads = directed(), normal(2, N, IN), 3
+    graph = SparseArray.from_dense(A * 1.0, format=CSC)
+    rows, columns = (np.asarray(i) for i in graph.coordinates())
+    layer = kind(IN, OUT, heads=heads, dropout_rate=0.5, rngs=nnx.Rngs(0), **FLOAT64)
+    run = nnx.jit(lambda layer, x: layer(graph, x, return_attention_weights=True))
+    sent = layer.kernel if kind is nn.GraphAttention else layer.from_kernel
+    for train in (True, False):
+        layer.train() if train else layer.eval()
+        y, p = run(layer, x)
+        assert p.shape == (2, graph.nnz, heads) and bool((p == 0).any()) == train
+        messages = p[..., None] * (x @ sent[...])[:, columns].reshape(2, -1, heads, OUT)
+        expected = np.zeros((2, N, heads, OUT))
+        np.add.at(expected, (slice(None), rows), messages)
+        close(y, expected.reshape(2, N, -1))
+    sums = np.zeros((2, N, heads))
+    np.add.at(sums, (slice(None), rows), p)
+    close(sums, np.broadcast_to((A.any(1) * 1.0)[:, None], sums.shape))
+    returned = dict(return_attention_weights=True)
+    same = jax.jit(
+        lambda params: twin(OUT, heads=heads, **FLOAT64).apply(params, graph, x, **returned)
+    )
+    close(same({"params": pure(layer)}), (y, p))
+    if kind is nn.GATv2Conv:
+        every = nnx.jit(lambda layer, x: layer(graph, x, return_edges=True, **returned))
+        all_three = every(layer, x)
+        close((all_three[0], all_three[2]), (y, p))
+        assert all_three[1].shape == (2, graph.nnz, heads * OUT)
+        return
+    with pytest.raises(NotImplementedError, match="return_attention_weights: .*asformat"):
+        layer(SparseArray.from_dense(A * 1.0, format=BCSR(3, 3)), x, **returned)
 
 
 @pytest.mark.parametrize("kind", [nn.GraphAttention, nn.GATv2Conv])

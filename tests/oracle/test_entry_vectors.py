@@ -26,6 +26,7 @@ from sgap_jax import (
     row_max,
     row_sum,
     sparse_softmax,
+    spmm,
 )
 from sgap_jax.primitives.gspmm import OPS, REDUCTIONS
 
@@ -430,6 +431,87 @@ def test_gradients_of_ends_with_wrong_entries_in_between(op):
         np.testing.assert_allclose(a, b)
 
 
+# ---- heads and other axes -----------------------------------------------------------------------
+
+AXES = [  # of nodes and of entries; how they are paired with ops is of no importance
+    ((2, 3), (2, 1), "mul", "sum"),
+    ((2, 3), (1, 3), "add", "mean"),
+    ((3,), (2, 1), "mul", "max"),
+    ((1, 2, 1), (3, 1, 2), "sub", "sum"),
+    ((), (2,), "div", "mean"),
+    ((2, 3), (), "mul", "min"),
+    ((4,), (1,), "mul", "sum"),
+    ((2, 0), (2, 1), "mul", "max"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "entries", "op", "reduce"), AXES)
+def test_axes_broadcast(nodes, entries, op, reduce):
+    """X [k, ...] and values [nnz, ...] give what they give repeated, padding of NaN or not."""
+    case, place = BATTERY["padded"], AXES.index((nodes, entries, op, reduce))
+    A, transpose = array(case, "float64", FORMATS[place % 3]), place % 2 == 1
+    tail, order = np.broadcast_shapes(nodes, entries), np.asarray(in_format(case, A))
+    size = case.shape[0 if transpose else 1]
+    X = away_from_zero(np.random.default_rng(1).standard_normal((size, *nodes)))
+    V = vectors(case, int(np.prod(entries)))[order].reshape(case.nnz, *entries)
+    repeated = (
+        np.broadcast_to(
+            x.reshape(len(x), *[1] * (len(tail) + 1 - x.ndim), *x.shape[1:]), (len(x), *tail)
+        )
+        for x in (X, V)
+    )
+    X_all, V_all = (x.reshape(len(x), int(np.prod(tail))) for x in repeated)
+    options = dict(op=op, reduce=reduce, transpose=transpose)
+    found = gspmm(A, X, values=V, **options)
+    expected = gspmm(A, X_all, values=V_all, **options)
+    assert found.shape == (case.shape[1 if transpose else 0], *tail)
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-12, atol=1e-12)
+    given = X if not transpose else away_from_zero(np.ones((case.shape[1], *nodes)))
+    pairs = gsddmm(A, None, given, values=V, op=op, reduce=None)
+    assert pairs.shape == (case.nnz, *tail) and not np.isnan(pairs).any()
+    softmax = sparse_softmax(A, values=V)
+    flat = sparse_softmax(A, values=V.reshape(case.nnz, -1))
+    np.testing.assert_array_equal(softmax, np.asarray(flat).reshape(V.shape))
+
+
+def test_heads_of_graph_attention_as_dgl_has_them():
+    """u_dot_v, edge_softmax, u_mul_e of [n, heads, d] and [nnz, heads, 1]; derivatives and vmap."""
+    rng, n, H, D = np.random.default_rng(0), 7, 2, 3
+    dense = (rng.random((n, n)) < 0.4) | np.eye(n, dtype=bool)
+    A = SparseArray.from_dense(1.0 * dense).asformat(CSC)
+    Q, K, V = rng.standard_normal((3, 4, n, H, D))
+
+    def attention(Q, K, V):
+        logits = gsddmm(A, Q, K, reduce="last")
+        assert logits.shape == (A.nnz, H, 1)
+        return gspmm(A, V, values=sparse_softmax(A, values=logits))
+
+    def by_hand(Q, K, V):
+        logits = jnp.einsum("ihd,jhd->hij", Q, K)
+        return jnp.einsum("hij,jhd->ihd", jax.nn.softmax(logits, where=dense, axis=-1), V)
+
+    def results(f):
+        def loss(*x):
+            y = f(*x)
+            return (y**2).sum(), y
+
+        return jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2), has_aux=True)))
+
+    jaxpr = str(jax.make_jaxpr(attention)(Q[0], K[0], V[0]))
+    assert f"[{A.nnz},{H},{D}]" not in jaxpr and f"[{A.nnz},{H * D}]" not in jaxpr
+    for a, b in zip(
+        *(jax.tree.leaves(results(f)(Q, K, V)) for f in (attention, by_hand)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    rows, columns = (np.asarray(x) for x in A.coordinates())
+    both = gsddmm(A, Q[0], K[0, :, :1], op="add", reduce=None)
+    np.testing.assert_allclose(both, Q[0][rows] + K[0, :, :1][columns])
+    sums = gsddmm(A, Q[0, :, :, :1], K[0, :, :1], op="sub", reduce="last")
+    expected = (Q[0, :, :, :1][rows] - K[0, :, :1][columns]).sum(-1, keepdims=True)
+    np.testing.assert_allclose(sums, expected)
+    np.testing.assert_allclose(gspmm(A, V[0], op="copy"), np.einsum("ij,jhd->ihd", dense, V[0]))
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -438,7 +520,28 @@ def test_gradients_of_ends_with_wrong_entries_in_between(op):
     [
         (lambda A, X: gspmm(A, X, values=np.ones((3, 2))), ValueError, "values must have shape"),
         (lambda A, X: gspmm(A, X, values=np.ones((7, 3))), ValueError, r"\[9, 2\], got \[7, 3\]"),
-        (lambda A, X: gspmm(A, X, values=np.ones((9, 1))), ValueError, r"\[9\] for one weight"),
+        (lambda A, X: gspmm(A, X, values=np.ones((7, 1))), ValueError, r"\[9, 1\], got \[7, 1\]"),
+        (
+            lambda A, X: gspmm(A, np.ones((7, 2, 4)), values=np.ones((9, 2))),
+            ValueError,
+            r"\[9, 2, 4\], or axes .* got \[9, 2\]; values\[..., None\] is one for all 4 columns",
+        ),
+        (
+            lambda A, X: gspmm(A, np.ones((7, 2, 4)), values=np.ones((9, 3, 1))),
+            ValueError,
+            r"values must have shape \[9, 2, 4\], got \[9, 3, 1\]",
+        ),
+        (lambda A, X: gspmm(A, np.ones((6, 2, 4))), ValueError, r"\[7, ...\], got \[6, 2, 4\]"),
+        (
+            lambda A, X: gsddmm(A, X, np.ones((7, 3, 4)), reduce=None),
+            ValueError,
+            r"axes of X and Y after .* broadcast, got \[2\] and \[3, 4\]",
+        ),
+        (lambda A, X: gsddmm(A, X[:, None], X), ValueError, "reduce='last' sums over the last"),
+        (lambda A, X: gsddmm(A, X[:, 0], X[:, 0], reduce="last"), ValueError, r"X \[m, ..., d\]"),
+        (lambda A, X: gsddmm(A, X, X, values=X, reduce="last"), ValueError, "expected reduce=None"),
+        (lambda A, X: spmm(A, X[:, None]), ValueError, r"gspmm\(A, B\) takes \[7, ...\]"),
+        (lambda A, X: spmm(A, X[None], transpose=True), ValueError, r"A.T @ B has a product for"),
         (lambda A, X: gspmm(A, X, values=np.ones((8, 2)), op="copy"), ValueError, r"\[9, 2\], got"),
         (lambda A, X: gspmm(A, X, values=np.ones(8), op="copy"), ValueError, "values"),
         (lambda A, X: gspmm(A, X, reduce="add"), ValueError, "the name here is 'sum'"),

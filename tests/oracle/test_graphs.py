@@ -141,6 +141,7 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.from_edges([[0, 0], [1, 1]], duplicates="error"), "from 0 to 1 more than"),
         (lambda: graphs.from_edges([[0], [1]], duplicates="max"), "duplicates: expected one of"),
         (lambda: graphs.from_edges([[0], [1]], [1.0, 2.0]), "values: expected shape"),
+        (lambda: graphs.from_edges([[0], [1]], np.ones((1, 3))), r"return_perm=True.*attr\[perm\]"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=(1, 2, 3)), "num_nodes: expected n"),
         (lambda: jax.jit(graphs.from_edges)(jnp.zeros((2, 3), int)), "outside jit"),
         (lambda: graphs.from_edges([[0, 2**40], [1, 0]]), "sizes go up to 2147483647"),
@@ -161,6 +162,20 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.NeighborSampler(random_graph(4), 2, 2), "expected a sequence .* got 2"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 2).sample([2**32]), "seeds"),
         (lambda: graphs.NeighborSampler(random_graph(4), [], 2), "one for each layer"),
+        (lambda: graphs.NeighborSampler(random_graph(4)[:3], [1], 2), r"square.*kind='target'"),
+        (lambda: graphs.NeighborSampler({}, [1], 2), "at least one relation"),
+        (
+            lambda: graphs.NeighborSampler({("u", "a", "v"): random_graph(4)}, [1], 2),
+            r"kind: expected one of \['u', 'v'\], got None",
+        ),
+        (
+            lambda: graphs.NeighborSampler({"a": random_graph(4), "b": random_graph(3)}, [1], 2),
+            "NeighborSampler: 'b': expected 4 nodes, as before, got 3",
+        ),
+        (
+            lambda: graphs.NeighborSampler(graphs.join_relations({"a": random_graph(4)}), [1], 2),
+            "matrices that join_relations got",
+        ),
         (lambda: graphs.NeighborSampler(random_graph(4), [0], 2), "fanouts must be at least 1"),
         (lambda: graphs.NeighborSampler(random_graph(4), [1], 1).sample([0, 1]), "at most 1"),
         (lambda: next(graphs.NeighborSampler(random_graph(4), [1], 1).epoch([0, 0])), "each once"),
@@ -358,6 +373,78 @@ def test_each_neighbour_is_sampled():
     assert abs(counts - 100).max() < 33  # 4 standard deviations of 300 draws among 3
 
 
+def test_samples_of_relations():
+    """All neighbours of the seeds give what two layers over the whole graph give them; fewer are of
+    the graph. One program for all samples."""
+    rng, n = np.random.default_rng(0), {"user": 9, "item": 7}
+    names = [("user", "buys", "item"), ("item", "of", "user"), ("user", "knows", "user")]
+    dense = {
+        k: (rng.random((n[k[2]], n[k[0]])) < 0.4) * rng.random((n[k[2]], n[k[0]])) for k in names
+    }
+    of = {
+        k: SparseArray.from_dense(v, format=f)
+        for (k, v), f in zip(dense.items(), FORMATS, strict=True)
+    }
+    X = {kind: rng.standard_normal((size, 2)) for kind, size in n.items()}
+
+    def layer(matrices, H, product):
+        """Each kind with what it receives; of a sample the targets are the first of the nodes."""
+        rows = {k[2]: A.shape[0] for k, A in matrices.items()}
+        out = {kind: 0.5 * H[kind][:count] for kind, count in rows.items()}
+        for (source, _, target), A in matrices.items():
+            out[target] = out[target] + product(A, H[source])
+        return out
+
+    expected = layer(dense, layer(dense, X, np.matmul), np.matmul)["item"]
+    traced = []
+
+    @jax.jit
+    def both(sample):
+        traced.append(None)
+        H = {kind: jnp.asarray(X[kind])[nodes] for kind, nodes in sample.nodes.items()}
+        for blocks in sample.blocks:
+            H = layer(blocks, H, gspmm)
+        return H["item"]
+
+    every = graphs.NeighborSampler(of, (-1, -1), 3, kind="item")
+    assert every.capacities[0] == {"user": 0, "item": 3} and every.num_nodes == 7
+    for seeds, sample in every.epoch(np.arange(7)):
+        assert [set(blocks) for blocks in sample.blocks] == [set(names), {names[0]}]
+        own = np.asarray(sample.is_seed)
+        np.testing.assert_allclose(both(sample)[own], expected[seeds[own]], atol=1e-12)
+    assert len(traced) == 1
+    few = graphs.NeighborSampler(of, (2, 1), 3, kind="item").sample([6, 1])
+    nodes = {kind: np.asarray(place) for kind, place in few.nodes.items()}
+    np.testing.assert_array_equal(nodes["item"][:2], [6, 1])
+    for blocks, positions in zip(few.blocks, few.positions, strict=True):
+        for key, block in blocks.items():
+            offsets, columns = (np.asarray(x) for x in block.index_arrays[1])
+            used, (source, _, target) = offsets[-1], key
+            rows, columns = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), columns[:used]
+            there = dense[key][nodes[target][rows], nodes[source][columns]]
+            np.testing.assert_array_equal(np.asarray(block.values)[:used], there)
+            stored = np.asarray(of[key].values)[np.asarray(positions[key])[:used]]
+            np.testing.assert_array_equal(there, stored)
+            assert there.all() and len(set(zip(rows, columns, strict=True))) == used
+    most = np.minimum((dense[names[0]][[6, 1]] != 0).sum(1), 2)
+    lengths = np.diff(few.blocks[1][names[0]].row_offsets)
+    np.testing.assert_array_equal(lengths, [*most, 0])
+
+
+def test_samples_between_two_kinds_of_nodes():
+    """As many of each: item 1 is not user 1."""
+    index = np.array([[0, 1, 2, 2], [1, 1, 1, 0]])
+    A = graphs.from_edges(index, num_nodes=(3, 3))
+    key = ("user", "rates", "item")
+    sample = graphs.NeighborSampler({key: A}, (-1,), 2, kind="item").sample([1])
+    block = sample.blocks[0][key]
+    assert block.shape == (2, 3) and sample.nodes["item"].shape == (2,)
+    np.testing.assert_array_equal(sample.nodes["item"][:1], [1])
+    users = np.asarray(sample.nodes["user"])[np.asarray(block.column_indices)[:3]]
+    np.testing.assert_array_equal(np.sort(users), [0, 1, 2])
+    assert int(block.row_offsets[-1]) == 3
+
+
 # ---- relations ----------------------------------------------------------------------------------
 
 
@@ -378,7 +465,32 @@ def test_relations_are_one_product():
     np.testing.assert_allclose(found["v"], expected[keys[0]])
     np.testing.assert_allclose(found["u"], expected[keys[1]] + expected[keys[2]])
     means = graphs.join_relations({"r": of[keys[1]], "s": of[keys[1]]}, normalize=True)
-    lengths = np.maximum((dense[keys[1]] != 0).sum(1, keepdims=True), 1)
+    weights = dense[keys[1]].sum(1, keepdims=True)
     X = rng.standard_normal((6, 3))
     (Y,) = means.sum({"r": X, "s": 2 * X}).values()
-    np.testing.assert_allclose(Y, 3 * (dense[keys[1]] / lengths) @ X)
+    np.testing.assert_allclose(Y, 3 * (dense[keys[1]] / np.where(weights == 0, 1, weights)) @ X)
+
+
+def test_means_of_relations_are_over_edges():
+    """Whether repeated edges are summed or kept; without NaN where the values of a row cancel."""
+    index = np.array([[0, 0, 1, 2, 3], [0, 0, 0, 2, 2]])
+    weights = np.array([1, 1, 1, -2, 2])
+
+    def mean(weights, duplicates="sum", **of):
+        A = graphs.from_edges(index, weights, num_nodes=4, duplicates=duplicates, **of)
+        return graphs.join_relations({"r": A}, normalize=True).matrix
+
+    expected = np.zeros((4, 4))
+    expected[0, :2] = 2 / 3, 1 / 3
+    for duplicates in ("sum", "keep"):
+        np.testing.assert_allclose(mean(1.0 * weights, duplicates).todense(), expected)
+        assert mean(weights, duplicates).dtype == jnp.result_type(float)
+    np.testing.assert_allclose(mean(weights).todense(), expected)
+    np.testing.assert_allclose(mean(weights > 0, "keep").todense()[0], expected[0])
+    # Sums of 16 bits are carried in float32: 257 is not a bfloat16.
+    many = graphs.from_edges(np.stack([np.arange(257), np.zeros(257, int)]), dtype=jnp.bfloat16)
+    share = graphs.join_relations({"r": many}, normalize=True).matrix.values
+    np.testing.assert_array_equal(share, jnp.full(257, 1 / 257, jnp.bfloat16))
+    found = jax.jit(jax.grad(lambda w: (mean(w).values ** 2).sum()))(1.0 * weights)
+    # d/dw of (w0^2 + w1^2) / (w0 + w1)^2 at (2, 1), for each of the edges that were summed
+    np.testing.assert_allclose(found, np.array([2, 2, -4, 0, 0]) / 27, atol=1e-12)

@@ -197,7 +197,7 @@ def test_one_number_of_each_node():
     with pytest.raises(ValueError, match="X must have shape"):
         gspmm(A, x[1:])
     with pytest.raises(ValueError, match="values must have shape"):
-        gspmm(A, x, values=jnp.ones((A.nnz, 2), jnp.float32))
+        gspmm(A, x, values=jnp.ones((A.nnz + 1, 2), jnp.float32))
 
 
 def test_mixed_dtypes_promote():

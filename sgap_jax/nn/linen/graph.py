@@ -74,8 +74,14 @@ class GraphAttention(linen.Module):
 
     @linen.compact
     def __call__(
-        self, graph: SparseArray, x: Any, edges: Any = None, *, deterministic: bool | None = None
-    ) -> jax.Array:
+        self,
+        graph: SparseArray,
+        x: Any,
+        edges: Any = None,
+        *,
+        deterministic: bool | None = None,
+        return_attention_weights: bool = False,
+    ) -> Any:
         source, own = ends_of("GraphAttention", graph, x)
         sending, receiving, width = source.shape[-1], own.shape[-1], self.heads * self.features
 
@@ -111,6 +117,7 @@ class GraphAttention(linen.Module):
             dropout=drop,
             feature_dropout=drop_features,
             schedule=self.schedule,
+            return_weights=return_attention_weights,
         )
 
 
@@ -194,6 +201,7 @@ class GATv2Conv(linen.Module):
         *,
         deterministic: bool | None = None,
         return_edges: bool = False,
+        return_attention_weights: bool = False,
     ) -> Any:
         source, own = ends_of("GATv2Conv", graph, x)
         width = self.heads * self.features
@@ -226,6 +234,7 @@ class GATv2Conv(linen.Module):
             dropout=linen.Dropout(self.dropout_rate, deterministic=deterministic),
             schedule=self.schedule,
             return_edges=return_edges,
+            return_weights=return_attention_weights,
         )
 
 
