@@ -305,9 +305,8 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
         Row::AddProducts(LoadPair(values, rows), row, sums[i]);
       }
     } else {
-      // One by one where a stored vector of them would be waited for, or there is only one.
-      constexpr bool kOneByOne = kStaged<T, (kSums == 1 ? 1 : 8)>;
-      const std::conditional_t<kOneByOne, ScalarValues<T>, WideValues<T, kSums>> value(values);
+      // One by one where a stored vector of them would be waited for.
+      const std::conditional_t<kStaged<T, 8>, ScalarValues<T>, WideValues<T, kSums>> value(values);
 #pragma GCC unroll 4
       for (int v = 0; v < kSums; ++v, x += block.x_stride) {
         Sum row[kVectors];
