@@ -36,6 +36,10 @@ struct GspmmArgs : RowTasks {
   // task = batch * row_tasks + row task
   // partials: [batch, pieces, n]; remaining: [batch, split_rows]
   int32_t* partial_arg;  // [batch, pieces, n], with arg
+
+  // [batch]: whether that element of x has neither NaN nor infinity, which its first task that asks
+  // finds out: 0 (not known), 1 (it has some) or 2.
+  uint8_t* finite;
 };
 
 // Arg-extremum gathers: what the derivatives of an extremum need at the entries that attained it,

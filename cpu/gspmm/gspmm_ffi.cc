@@ -27,6 +27,7 @@ struct GspmmCall {
   GspmmArgs args;
   ProductPlan plan;
   std::unique_ptr<int32_t[]> partial_arg;
+  std::unique_ptr<uint8_t[]> finite;
   int64_t tasks, work;
 
   bool Run(const Structure& structure, int64_t task) const {
@@ -79,6 +80,8 @@ std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& str
   static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch, piece);
   if (args.arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
   args.partial_arg = call->partial_arg.get();
+  call->finite.reset(new uint8_t[batch]());
+  args.finite = call->finite.get();
   call->tasks = batch * args.row_tasks;
   const int64_t entries = args.offsets[args.m] + args.m;
   call->work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);

@@ -38,8 +38,9 @@ inline void StorePositions(int32_t* target, Vector<Lane<T>, kLanes<T>> x, int co
 #define SGAP_INLINE __attribute__((always_inline)) inline
 
 // How a message is combined with what is kept: it is the first; by one comparison, which is right
-// unless a message other than the first is NaN; or with NaN considered.
-enum class Taking { kFirst, kFast, kExactly };
+// unless a message other than the first is NaN, noting whether there was any, or where there is
+// none for sure; or with NaN considered.
+enum class Taking { kFirst, kFast, kOfNumbers, kExactly };
 
 // Vectors of columns of one pass over the entries (kMost of a fold): with their positions half of
 // the registers.
@@ -83,7 +84,7 @@ struct ExtremumFold {
       Merge(other);
       return;
     }
-    check += other.kept * 0;
+    if constexpr (kTaking != Taking::kOfNumbers) check += other.kept * 0;
     if constexpr (kTaking == Taking::kFirst) {
       kept = other.kept;
       at = other.at;
@@ -190,6 +191,34 @@ struct Operands {
                         args.nnz * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
 };
 
+// Scalar 16-bit values of some entries, widened together: each by itself takes as many instructions
+// as the message it makes.
+template <typename T>
+struct WidenedValues {
+  static constexpr int64_t kMost = 512;
+  static constexpr int kSize = kLanes<T>;
+  alignas(64) Accumulator<T> values[kMost + kSize];
+  int64_t first = 0, end = 0;  // entries
+
+  // Makes the values of entries from `begin` on, before `stop`, those of `begin` to the result.
+  [[gnu::noinline]] void Widen(const Operands<T>& at, int64_t begin, int64_t stop) {
+    first = begin;
+    end = stop - begin < kMost ? stop : begin + kMost;
+    int64_t p = begin;
+    for (; p + kSize <= end; p += kSize) {
+      Store<Accumulator<T>, kSize>(values + (p - begin),
+                                   at.permutation ? Gather<T, kSize>(at.values, at.permutation + p)
+                                                  : Load<T, kSize>(at.values + p));
+    }
+    for (; p < end; ++p) {
+      values[p - begin] = LoadScalar(at.values + (at.permutation ? at.permutation[p] : p));
+    }
+  }
+};
+
+// Others are read where they are used.
+struct OwnValues {};
+
 // Whole vectors of columns, or a part of one (kTail). A row's fold stays in registers only if all
 // code that touches it is inlined.
 template <typename F, int kVectors, bool kTail>
@@ -198,6 +227,8 @@ struct Block {
   static constexpr int kSize = kLanes<T>;
   static constexpr bool kApart = !kTail && !F::kGathers;
   using Row = Vector<Accumulator<T>, kSize>;
+  static constexpr bool kWidens = sizeof(T) == 2 && !F::kVectorValues;
+  using Values = std::conditional_t<kWidens, WidenedValues<T>, OwnValues>;
 
   static int Count(const Operands<T>& at) { return kTail ? at.tail : kSize; }
 
@@ -234,7 +265,8 @@ struct Block {
   }
 
   template <Taking kTaking>
-  SGAP_INLINE static void Entry(const Operands<T>& at, int64_t p, F* folds) {
+  SGAP_INLINE static void Entry(const Operands<T>& at, [[maybe_unused]] const Values& widened,
+                                int64_t p, F* folds) {
     const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
     const size_t row = size_t(at.indices[p]) * at.stride + at.column;
     if constexpr (F::kVectorValues && sizeof(T) >= 4) {
@@ -257,7 +289,12 @@ struct Block {
         folds[i].template Take<kTaking>(values[i], position, x[i]);
       }
     } else {
-      const Accumulator<T> value = LoadScalar(at.values + position);
+      Accumulator<T> value;
+      if constexpr (kWidens) {
+        value = widened.values[p - widened.first];
+      } else {
+        value = LoadScalar(at.values + position);
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         if constexpr (F::kGathers) {
@@ -270,16 +307,27 @@ struct Block {
     }
   }
 
+  // Those of one row; values up to `last` may be widened.
   template <Taking kTaking>
-  SGAP_INLINE static void Entries(const Operands<T>& at, int64_t begin, int64_t end, F* folds) {
+  SGAP_INLINE static void Entries(const Operands<T>& at, Values& widened, int64_t begin,
+                                  int64_t end, [[maybe_unused]] int64_t last, F* folds) {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) folds[i].Start();
     int64_t p = begin;
-    if (!F::kSums && p < end) Entry<Taking::kFirst>(at, p++, folds);
-    for (; p < end; ++p) {
-      if (at.prefetch) PrefetchRow(at, p);
-      if (F::kVectorValues && at.prefetch_values) PrefetchValues(at, p);
-      Entry<kTaking>(at, p, folds);
+    while (p < end) {
+      int64_t stop = end;
+      if constexpr (kWidens) {
+        if (end > widened.end) {
+          widened.Widen(at, p, last);
+          stop = end < widened.end ? end : widened.end;
+        }
+      }
+      if (!F::kSums && p == begin) Entry<Taking::kFirst>(at, widened, p++, folds);
+      for (; p < stop; ++p) {
+        if (at.prefetch) PrefetchRow(at, p);
+        if (F::kVectorValues && at.prefetch_values) PrefetchValues(at, p);
+        Entry<kTaking>(at, widened, p, folds);
+      }
     }
   }
 
@@ -309,12 +357,13 @@ struct Block {
   template <Taking kTaking>
   static bool Run(const Operands<T>& at, const int32_t* offsets, const RowTask& rows) {
     F folds[kVectors];
+    Values widened;
     if (rows.piece >= 0) {
-      Entries<kTaking>(at, rows.entry_begin, rows.entry_end, folds);
+      Entries<kTaking>(at, widened, rows.entry_begin, rows.entry_end, rows.entry_end, folds);
       StoreTo(at, rows.piece, folds, at.partials, at.partial_arg);
     } else {
       for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
-        Entries<kTaking>(at, offsets[r], offsets[r + 1], folds);
+        Entries<kTaking>(at, widened, offsets[r], offsets[r + 1], offsets[rows.row_end], folds);
         StoreTo(at, r, folds, at.y, at.arg);
       }
     }
@@ -376,13 +425,70 @@ void CombinePieces(const GspmmArgs& args, const SplitRow& split, int64_t batch) 
   });
 }
 
+// Whether none of `count` 16-bit floats is NaN or infinite.
+template <typename T>
+bool AllFinite(const T* values, int64_t count) {
+  constexpr int kSize = kVectorBytes / 2;
+  constexpr int16_t kInfinite = std::is_same_v<T, BFloat16> ? 0x7f80 : 0x7c00;
+  using Bits = Vector<int16_t, kSize>;
+  Bits greatest[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kSize <= count; i += 4 * kSize) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      Bits x;
+      std::memcpy(&x, values + i + j * kSize, sizeof(x));
+      x &= 0x7fff;
+      greatest[j] = x > greatest[j] ? x : greatest[j];
+    }
+  }
+  bool finite = true;
+  for (; i < count; ++i) finite &= (values[i].bits & 0x7fff) < kInfinite;
+  for (const Bits& some : greatest) {
+    for (int j = 0; j < kSize; ++j) finite &= some[j] < kInfinite;
+  }
+  return finite;
+}
+
+// Whether no message of a task can be NaN, where rows of x are used so often that it takes little
+// to find out: the check of each message takes as long as the comparison, and with what widens
+// 16-bit rows longer than in float32.
+template <typename F>
+constexpr bool kMayBeOfNumbers = Block<F, 1, false>::kWidens && !F::kSums;
+
+template <typename F>
+bool OfNumbers(const GspmmArgs& args, const RowTask& rows, int64_t batch) {
+  constexpr int64_t kUses = 8;
+  if constexpr (kMayBeOfNumbers<F>) {
+    if (args.permutation || args.nnz / kUses < args.k) return false;
+    const Operands<typename F::Number> at(args, batch);
+    uint8_t* const known = args.finite + batch;
+    uint8_t finite = __atomic_load_n(known, __ATOMIC_RELAXED);
+    if (finite == 0) {
+      finite = AllFinite(at.x, args.k * args.n) ? 2 : 1;
+      __atomic_store_n(known, finite, __ATOMIC_RELAXED);
+    }
+    return finite == 2 &&
+           AllFinite(at.values + rows.entry_begin, rows.entry_end - rows.entry_begin);
+  }
+  return false;
+}
+
 template <typename F>
 void GspmmTask(const GspmmArgs& args, int64_t task) {
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t batch = task / args.row_tasks;
+  const bool numbers = OfNumbers<F>(args, rows, batch);
   bool again = false;
   ForBlocks<F, F::kMost>(args, batch, [&](auto tag, const auto& at) {
-    again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
+    using B = typename decltype(tag)::type;
+    if (numbers) {
+      if constexpr (kMayBeOfNumbers<F>) {
+        B::template Run<Taking::kOfNumbers>(at, args.offsets, rows);
+      }
+    } else {
+      again |= B::template Run<Taking::kFast>(at, args.offsets, rows);
+    }
   });
   if constexpr (!F::kSums) {
     if (again) {

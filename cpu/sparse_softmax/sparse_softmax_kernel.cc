@@ -18,16 +18,62 @@ struct SoftmaxRows {
   static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
   static constexpr int64_t kHeldTerms = 4096;  // on the stack, in the first-level cache
   using V = Vector<Acc, kSize>;
+  // Whether registers follow each other.
+  static constexpr bool kHolds = sizeof(Acc) == 4 && !std::is_same_v<Walk, Strided<T>>;
 
   Walk walk;
   Acc size, sign;
 
+  struct Greater {
+    template <typename A>
+    A operator()(A a, A b) const {
+      return b > a ? b : a;
+    }
+  };
+
   // NaN is skipped: the sum will have it.
+  static V Number(V v) { return v == v ? v : V{} + kLeast; }
+
+  // Bits of 16-bit floats as integers of the same order; the same again takes them back. NaN is
+  // more than infinity or, of negative sign, less than all else.
+  using Bits = Vector<int16_t, kSize>;
+  static Bits InOrder(Bits x) { return x ^ ((x >> 15) & 0x7fff); }
+  static Bits LoadInOrder(const T* values) {
+    Bits x;
+    __builtin_memcpy(&x, values, sizeof(x));
+    return InOrder(x);
+  }
+
+  // Peaks lane by lane of 16-bit values as they are, of some whole registers. One that is NaN is
+  // as good: the terms will be NaN too.
+  static V PeakOfBits(const T* values, int64_t registers) {
+    Bits most = LoadInOrder(values);
+#pragma GCC unroll 8
+    for (int64_t i = 1; i < registers; ++i) {
+      const Bits x = LoadInOrder(values + i * kSize);
+      most = x > most ? x : most;
+    }
+    const Bits bits = InOrder(most);
+    T peak[kSize];
+    __builtin_memcpy(peak, &bits, sizeof(bits));
+    return Load<T, kSize>(peak);
+  }
+  bool HasBits() const { return sizeof(T) == 2 && kHolds && sign > 0; }
+
   V Peak(const T* values) const {
-    const auto greater = [](auto a, auto b) { return b > a ? b : a; };
-    return Reduce(walk, kLeast, greater, [&](int64_t i, int count) {
-      const V v = LoadCount(values + i, count) * sign;
-      return v == v ? v : V{} + kLeast;
+    if constexpr (sizeof(T) == 2) {
+      const int64_t whole = walk.numbers / kSize, rest = walk.numbers % kSize;
+      if (HasBits() && whole > 0) {
+        V peak = PeakOfBits(values, whole);
+        if (rest > 0) {
+          const V last = Number(LoadCount(values + whole * kSize, int(rest)));
+          peak = Greater()(peak, FirstLanes(last, int(rest), V{} + kLeast));
+        }
+        return FoldRows(peak, walk, Greater());
+      }
+    }
+    return Reduce(walk, kLeast, Greater(), [&](int64_t i, int count) {
+      return Number(LoadCount(values + i, count) * sign);
     });
   }
 
@@ -63,7 +109,55 @@ struct SoftmaxRows {
     });
   }
 
+  // A row of so few registers stays in them from its first load to its last store: its values are
+  // widened once, and there is no loop over them, whose end the processor would not foresee. The
+  // sums have the order of Reduce.
+  static constexpr int kMostHeld = kVectorBytes == 64 ? 8 : 4;
+
+  // Calls the code for as many registers as the row has. Returns whether it is done.
+  template <int kCount = 1>
+  bool WholeHeld(const T* values, T* out) const {
+    if constexpr (kCount < kMostHeld) {
+      if (walk.numbers > kCount * kSize) return WholeHeld<kCount + 1>(values, out);
+    }
+    return Held<kCount>(values, out);
+  }
+
+  template <int kCount>
+  [[gnu::flatten]] bool Held(const T* values, T* out) const {
+    constexpr int kLast = kCount - 1, kFirst = kCount < 4 ? kCount : 4;
+    const int last = int(walk.numbers - kLast * kSize);  // in the last register
+    constexpr bool kBits = sizeof(T) == 2 && kLast > 0;
+    V x[kCount], peak = V{} + kLeast, sum{};
+    if constexpr (kBits) peak = PeakOfBits(values, kLast);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = LoadCount(values + i * kSize, i < kLast ? kSize : last);
+      if constexpr (sizeof(T) > 2) x[i] *= sign;
+      if (kBits && i < kLast) continue;
+      const V number = Number(x[i]);
+      peak = Greater()(peak, i < kLast ? number : FirstLanes(number, last, V{} + kLeast));
+    }
+    peak = FoldRows(peak, walk, Greater());
+    if (__builtin_expect(Masked(peak), false)) return false;
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) x[i] = (x[i] - peak) * size;
+    ExpOfNegatives<kSize, kFirst>(x);
+    if constexpr (kCount > kFirst) ExpOfNegatives<kSize, kCount - kFirst>(x + kFirst);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) sum += i < kLast ? x[i] : FirstLanes(x[i], last, V{});
+    const V factor = Factor(FoldRows(sum, walk, Add()));
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i)
+      StoreCount(out + i * kSize, x[i] * factor, i < kLast ? kSize : last);
+    return true;
+  }
+
   void Whole(const T* values, T* out) const {
+    if constexpr (kHolds) {
+      const bool held = sizeof(T) > 2 || HasBits();
+      if (held && walk.numbers < kMostHeld * kSize && WholeHeld(values, out)) return;
+    }
     const V peak = Peak(values);
     const bool masked = Masked(peak);
     if constexpr (sizeof(T) >= 4) {

@@ -70,10 +70,11 @@ struct WideValues {
 
 // Whether 16-bit values are widened some vectors ahead. Loads that repeat a value wait where the
 // vector that holds it has just been stored: with 32-byte registers, products with vectors of 8
-// rows took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). Wider ones were not
-// tried.
-template <typename T>
-constexpr bool kStaged = sizeof(T) < 4 && kVectorBytes < 64;
+// rows took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). With wider ones it
+// pays where a register has the values of several vectors: of V = 2 in float16 products with 1 and
+// 4 columns took 0.8 of the time, with 32 0.95; of V = 8, 1.05 (measured on Zen 4).
+template <typename T, int kRows>
+constexpr bool kStaged = sizeof(T) < 4 && (kVectorBytes < 64 || kRows < 8);
 constexpr int kStagedVectors = 64;  // a multiple of the sets of sums
 
 // Of `count` vectors, each `length` after the one before, kRows values as accumulators.
@@ -255,7 +256,7 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
   static void Run(const VectorBlock<T, X>& shared) {
     const VectorBlock<T, X> block = shared;  // a copy: stores cannot change it
     Sum sums[kChains<kRows>][kRows][kVectors] = {};
-    if constexpr (kStaged<T> || Row::kPaired) {
+    if constexpr (kStaged<T, kRows> || Row::kPaired) {
       alignas(64) typename Row::Value staged[kStagedVectors / kStep * kRows];
       for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
         const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
@@ -305,7 +306,7 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
       }
     } else {
       // One by one where a stored vector of them would be waited for.
-      const std::conditional_t<kStaged<T>, ScalarValues<T>, WideValues<T, kSums>> value(values);
+      const std::conditional_t<kStaged<T, 8>, ScalarValues<T>, WideValues<T, kSums>> value(values);
 #pragma GCC unroll 4
       for (int v = 0; v < kSums; ++v, x += block.x_stride) {
         Sum row[kVectors];

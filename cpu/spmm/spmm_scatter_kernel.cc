@@ -1,5 +1,6 @@
 #include "cpu/spmm/scatter_pieces.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
+#include "cpu/spmm/spmm_rows.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -72,7 +73,7 @@ struct ScatterTile {
       for (int64_t p = block.begin; p < block.end; ++p) {
         add(p, NeighbourPairs<kRows>(block.values + p * block.length));
       }
-    } else if constexpr (kStaged<T>) {
+    } else if constexpr (kStaged<T, kRows>) {
       alignas(64) Acc staged[kStagedVectors * kRows];
       for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
         const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
@@ -112,7 +113,11 @@ struct NarrowRow {
 
   template <typename T>
   void LoadX(const T* x) {
-    for (int i = 0; i < kPart; ++i) part[i] = LoadScalar(x + i);
+    if constexpr (kPart >= 4) {
+      part = Load<T, kPart>(x);
+    } else {
+      for (int i = 0; i < kPart; ++i) part[i] = LoadScalar(x + i);
+    }
     rest.LoadX(x + kPart);
   }
   // sums += value * this
@@ -129,18 +134,104 @@ struct NarrowRow<Acc, 0> {
   void AddTimes(Acc, Acc*) const {}
 };
 
-// The entries of a piece, an equal share of all; 16-bit values are widened some entries ahead.
+// The entries of a piece, an equal share of all.
+struct EntryRange {
+  int64_t begin, end;
+};
+inline EntryRange ShareOf(const SpmmScatterArgs& args, int64_t number) {
+  const int64_t before = args.offsets[0], entries = args.offsets[args.blocks] - before;
+  return {before + entries * number / args.pieces, before + entries * (number + 1) / args.pieces};
+}
+
+// Indices below this hold.
+inline uint32_t SizeOf(const SpmmScatterArgs& args) {
+  return uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
+}
+
+// So many indices of one column are looked at together.
+constexpr int kLooked = 16;
+
+// sums[indices[i]] += products[i]; an index that is not below `size` takes no part.
+inline void AddProducts(const int32_t* indices, const float* products, int64_t count, uint32_t size,
+                        float* sums) {
+  int64_t i = 0;
+  const auto add_below = [&](int64_t end) {
+    for (; i < end; ++i) {
+      const auto at = uint32_t(indices[i]);
+      if (at < size) sums[at] += products[i];
+    }
+  };
+  while (i + kLooked <= count) {
+    if (!AllBelow<kLooked>(indices + i, size)) {
+      add_below(i + kLooked);
+      continue;
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < kLooked; ++j) sums[uint32_t(indices[i + j])] += products[i + j];
+    i += kLooked;
+  }
+  add_below(count);
+}
+
+// products[p - begin] = values[p] x[its row] of the entries [begin, end), of which the first is of
+// `row`. Returns the row of entry `end`. Up to a register more may be written. A function of its
+// own: its loop needs all registers.
+template <typename T>
+[[gnu::noinline]] int64_t MultiplyRows(const SpmmScatterArgs& args, const ScatterTask<T>& piece,
+                                       int64_t row, int64_t begin, int64_t end, float* products) {
+  constexpr int kWidth = kLanes<T>;
+  const int32_t* const offsets = args.offsets + 1;
+  const T* const values = piece.values;
+  const int64_t stored = args.offsets[args.blocks];
+  for (int64_t p = begin; p < end;) {
+    const int64_t row_end = offsets[row], stop = row_end < end ? row_end : end;
+    const auto x = LoadScalar(piece.x + row) - Vector<float, kWidth>{};
+    for (; p < stop; p += kWidth) {  // what is past the row's end is overwritten
+      Prefetch(values + p + (end - begin));
+      const auto loaded = stored - p >= kWidth
+                              ? Load<T, kWidth>(values + p)
+                              : LoadPartial<T, kWidth>(values + p, int(stored - p));
+      Store<float, kWidth>(products + (p - begin), loaded * x);
+    }
+    p = stop;
+    row += row_end <= end;
+  }
+  return row;
+}
+
+// One column of 16 bits: the products of some entries first, a register at a time. Then the loop
+// that adds them has no rows, whose ends the processor does not foresee. Float32 holds a product
+// that is in its range exactly, so the sums have the bits of multiply-adds.
+template <typename T>
+void ScatterProducts(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
+  constexpr int64_t kAhead = 512;
+  alignas(64) float products[kAhead + kLanes<T>];
+  auto [p, last] = ShareOf(args, number);
+  if (p == last) return;
+  int64_t row = RowOfEntry(args.offsets, args.blocks, p);
+  for (int64_t stop; p < last; p = stop) {
+    stop = last - p < kAhead ? last : p + kAhead;
+    row = MultiplyRows(args, piece, row, p, stop, products);
+    AddProducts(args.indices + p, products, stop - p, SizeOf(args), piece.sums);
+  }
+}
+
+// Not inlined: the loop that calls it would keep its addresses in memory.
+template <typename T>
+[[gnu::noinline]] void WidenEntries(const T* values, int64_t count, Accumulator<T>* wide) {
+  WidenValues<T, 1>(values, 1, count, wide);
+}
+
+// 16-bit values are widened some entries ahead, those of a row together.
 template <typename T, int kColumns>
 void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
   constexpr bool kWiden = !std::is_same_v<T, Acc>;
-  constexpr int64_t kAhead = 256;
+  constexpr int64_t kAhead = 1024;
   alignas(64) Acc staged[kWiden ? kAhead : 1];
   const int32_t* const indices = args.indices;
-  const auto size = uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
-  const int64_t before = args.offsets[0], entries = args.offsets[args.blocks] - before;
-  const int64_t last = before + entries * (number + 1) / args.pieces;
-  int64_t p = before + entries * number / args.pieces;
+  const uint32_t size = SizeOf(args);
+  auto [p, last] = ShareOf(args, number);
   if (p == last) return;
   Acc* const sums = piece.sums;
   int64_t first = 0, widened = p;  // of `values`: the first, the end
@@ -153,17 +244,27 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
     while (p < end) {
       int64_t stop = end;
       if constexpr (kWiden) {
-        if (p >= widened) {
+        if (end > widened) {
           const int64_t count = last - p < kAhead ? last - p : kAhead;
-          WidenValues<T, 1>(piece.values + p, 1, count, staged);
+          WidenEntries(piece.values + p, count, staged);
           widened = p + count;
           first = p;
+          stop = end < widened ? end : widened;
         }
-        stop = end < widened ? end : widened;
+      }
+      if constexpr (kColumns == 1) {
+        for (; p + kLooked <= stop && AllBelow<kLooked>(indices + p, size); p += kLooked) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kLooked; ++i) {
+            x.AddTimes(values[p - first + i], sums + uint32_t(indices[p + i]));
+          }
+        }
       }
       for (; p < stop; ++p) {
         const auto at = uint32_t(indices[p]);
-        if (at < size) x.AddTimes(values[p - first], sums + size_t(at) * kColumns);
+        if (__builtin_expect(at < size, true)) {  // a loop of one jump
+          x.AddTimes(values[p - first], sums + size_t(at) * kColumns);
+        }
       }
     }
   }
@@ -252,7 +353,10 @@ void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask
   if constexpr (kColumns == 1 && std::is_same_v<T, Accumulator<T>>) {
     if (args.n == 1 && !RemembersRows(args)) return ScatterColumn<T>(args, number, piece);
   }
-  if (args.n == kColumns) return NarrowScatter<T, kColumns>(args, number, piece);
+  if (args.n == kColumns) {
+    if constexpr (kColumns == 1 && sizeof(T) == 2) return ScatterProducts(args, number, piece);
+    return NarrowScatter<T, kColumns>(args, number, piece);
+  }
   if constexpr (kColumns > 1) ChooseNarrow<T, kColumns - 1>(args, number, piece);
 }
 

@@ -32,6 +32,7 @@ _ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
 _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) per row of B
 _WIDENED = Fraction(1, 2)  # of L2: the most bytes of a tile of widened rows
 _HALF = ("bfloat16", "float16")
+_WIDENED_COLUMNS = 32  # of float16 that pay for widening, with vectors and registers of 64 bytes
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
 _WIDE = 64  # bytes of the registers of AVX-512
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
@@ -107,8 +108,10 @@ def choose_schedule(problem: Problem) -> Schedule:
     2 MB L2 each). All else was up to 1.3x slower so. On other processors with registers of 64 bytes
     vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as long, n = 1 to 16), and
     entries only if all of B then fits in the first-level cache (0.93x for n = 1 and 4; where it
-    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). Where there are
-    products of pairs of bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (1 to 16
+    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). There 32 columns of
+    float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to 128 columns; 8 and
+    16 took 1.06x to 1.13x), as on Zen 4 a conversion takes the place of a multiply-add. Where there
+    are products of pairs of bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (1 to 16
     columns, two cores of an AMD EPYC, family 25, model 17). With registers of 32 bytes, where part
     of a 16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x
     (V = 2 and 8; one core of a busy Zen 3).
@@ -543,6 +546,8 @@ def _widening_pays(problem: Problem) -> bool:
         return False
     if machine.vector_bytes == _WIDE and not machine.intel:
         far = length is None and 4 * n * k > machine.l1_bytes
+        if length and problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
+            return True
         return n <= 4 and length != 2 and not far
     return n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
 

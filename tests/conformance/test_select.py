@@ -348,6 +348,10 @@ def test_rows_are_widened_elsewhere_than_on_intel(dtype):
     assert chosen_on(INTEL, n=1, **twos) == chosen_on(Machine(vector_bytes=32), n=1, **twos) == near
     eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
     assert chosen_on(zen, n=4, **eights) == CpuTile(columns=4, packed=True)
+    for n in (31, 32, 128, 129):  # of 1024 rows up to half of the second-level cache
+        many = dtype == "float16" and 32 <= n <= 128
+        expected = CpuTile(columns=n, packed=True) if many else CpuTile()
+        assert chosen_on(zen, n=n, **twos) == expected
 
 
 def test_the_machine_is_read_and_shown():

@@ -113,19 +113,18 @@ def anything(rng, rows, nnz, size):
     return offsets, indices
 
 
-@isas
-@dtypes
+@typed
 def test_transposed_entries_of_few_columns(dtype, isa):
     """By rows, with a piece that begins inside a row, for index arrays of any contents; any number
     of threads."""
     rng, size = np.random.default_rng(3), 50
-    lengths = np.r_[0, 3, 700, 0, rng.integers(0, 12, 40)]
+    lengths = np.r_[0, 3, 4000, 0, rng.integers(0, 12, 40)]
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
     indices = rng.integers(0, size, offsets[-1] + 5).astype(np.int32)  # 5 of padding
     nnz, rows = len(indices), len(lengths)
     cases = [(offsets, indices), *(anything(rng, rows, nnz, size) for _ in range(3))]
     values = cast(rng.standard_normal(nnz), dtype)
-    for case, n in zip(cases * 2, range(1, 9), strict=True):
+    for case, n in zip(cases * 3, (*range(1, 9), 4, 1, 1, 1), strict=True):
         x = cast(rng.standard_normal((rows, n)), dtype)
         expected, magnitude, terms = (np.zeros((size, n)) for _ in range(3))
         ends = np.maximum.accumulate(np.clip(case[0].astype(np.int64), 0, nnz))
@@ -148,6 +147,71 @@ def test_transposed_entries_of_few_columns(dtype, isa):
         ]
         np.testing.assert_array_equal(*results)
         assert_within(results[0], expected, sum_bound(expected, magnitude, terms + 3, dtype))
+
+
+@typed
+def test_softmax_of_rows_of_every_length(dtype, isa):
+    """Rows of one to a few registers, and longer ones. A NaN of either sign fills its row, and no
+    other one changes; -inf is a zero."""
+    case = from_row_lengths("rows", 300, (*range(1, 140), 300), padding=3)
+    first, values = case.row_offsets[:-1], cast(case.values, dtype)[None]
+
+    def softmax(values, scale):
+        arrays, like = (values, case.row_offsets), (values.shape, values.dtype)
+        attributes = dict(chunk_nonzeros=256, scale=scale)
+        return run("sgap_sparse_softmax_csr_v1", arrays, [like], attributes, isa)[0][0]
+
+    for scale in (0.5, -0.5):
+        found = softmax(values, scale)
+        assert_within(found, *softmax_oracle(case, dtype, scale))
+        for nan in (np.nan, -np.nan):
+            changed = values.copy()
+            changed[0, first[::3]] = nan
+            of_nan = np.isin(case.rows, np.arange(len(first))[::3])
+            results = softmax(changed, scale)[: case.stored]
+            assert np.isnan(results[of_nan].astype(float)).all()
+            np.testing.assert_array_equal(results[~of_nan], found[: case.stored][~of_nan])
+        changed = values.copy()
+        changed[0, first] = -np.inf if scale > 0 else np.inf
+        results = softmax(changed, scale)[: case.stored].astype(float)
+        assert (results[first] == 0).all()
+        sums = np.add.reduceat(results, first)
+        np.testing.assert_allclose(sums, case.row_offsets[1:] > first + 1, rtol=0.02)
+
+
+@typed
+def test_extrema_where_columns_are_used_often(dtype, isa):
+    """Tasks whose 16-bit operands are looked at before, for messages that may be NaN: of NaN and of
+    infinity times zero, in any place."""
+    rng, m, k, n = np.random.default_rng(5), 5, 6, 37
+    offsets = (np.arange(m + 1) * 60).astype(np.int32)
+    indices = rng.integers(0, k, offsets[-1]).astype(np.int32)
+    values, x = rng.integers(1, 9, len(indices)) / 4, rng.standard_normal((k, n))
+    special = [(values, x)]
+    for bad in (np.nan, -np.nan, np.inf):
+        for at in (0, k * n - 1):  # of x, whose other factor is zero
+            changed, zeros = x.copy(), values.copy()
+            changed.flat[at] = bad
+            zeros[::7] = 0
+            special.append((zeros, changed))
+        special.append((np.where(np.arange(len(values)) == 299, bad, values), x * 0))
+    for given, dense in special:
+        a, b = cast(given, dtype), cast(dense, dtype)
+        results = [((1, m, n), b.dtype), ((1, m, n), np.int32)]
+        arrays = (a[None], offsets, indices, NONE, b[None])
+        attributes = dict(add=False, minimum=False, chunk_nonzeros=64)
+        y, arg = run("sgap_gspmm_csr_v1", arrays, results, attributes, isa)
+        results[1] = ((0,), np.int32)  # not wanted
+        without, _ = run("sgap_gspmm_csr_v1", arrays, results, attributes, isa)
+        wide = "float64" if dtype == "float64" else "float32"
+        with np.errstate(invalid="ignore"):
+            messages = (a.astype(wide)[:, None] * b.astype(wide)[indices]).reshape(m, -1, n)
+        first = np.where(np.isnan(messages), np.inf, messages).argmax(1)
+        first = np.where(np.isnan(messages).any(1), np.isnan(messages).argmax(1), first)
+        expected = np.take_along_axis(messages, first[:, None], 1)[:, 0].astype(b.dtype)
+        np.testing.assert_array_equal(arg[0], first + offsets[:-1, None])
+        for found in (y, without):
+            np.testing.assert_array_equal(found[0].astype(float), expected.astype(float))
 
 
 @isas
