@@ -119,7 +119,7 @@ def gspmm(
     transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
     options: Any = dict(op=op, reduce=reduce, transpose=transpose, schedule=schedule)
-    X = check_dense("gspmm", "X", X, (rows, "..."))
+    X = check_dense("gspmm", "X", X, (rows, "n" if jnp.ndim(X) == 2 else "..."))
     if values is not None:
         if jnp.ndim(values) == 1:
             A, values = A.with_values(values), None
