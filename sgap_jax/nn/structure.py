@@ -77,7 +77,7 @@ def random_structure(
     offsets, indices = _random_places(key, *vectors.grid(shape, format), kept)
     values = jnp.zeros((kept, *format.block_shape), jnp.float32)
     W = SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
-    return on_diagonal(op, with_room(W), blocks)
+    return on_diagonal(op, W, blocks)
 
 
 def with_room(W: SparseArray) -> SparseArray:

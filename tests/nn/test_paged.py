@@ -87,8 +87,11 @@ def test_the_layer_decodes_over_pages():
         rotary=True,
         alibi=True,
         softcap=4.0,
+        scale=0.4,
+        sinks=True,
         rngs=nnx.Rngs(0),
     )
+    layer.sinks[...] = drawn(H)
     x = drawn(B, 6, 12)
     whole = layer(x, pattern=masks.causal(masks.band(6, 11)), is_causal=True)
     cache = nn.PagedCache.empty(TABLES, SIZE, HK, D)
