@@ -19,6 +19,7 @@ from sgap_jax.nn.attention import SparseMultiHeadAttention as SparseMultiHeadAtt
 from sgap_jax.nn.attention import SparseSelfAttention as SparseSelfAttention
 from sgap_jax.nn.dynamic_attention import BlockSparseAttention as BlockSparseAttention
 from sgap_jax.nn.dynamic_attention import TopKSparseAttention as TopKSparseAttention
+from sgap_jax.nn.experts import RouterChoices as RouterChoices
 from sgap_jax.nn.experts import RouterLosses as RouterLosses
 from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
 from sgap_jax.nn.experts import router_z_loss as router_z_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -110,6 +111,10 @@ class SparseMultiHeadAttention(ProjectedAttention):
         (a parameter `relative_bias`, zero at first).
       rotary: True, or the base of the wave lengths, rotates queries and keys by their positions
         (`rotary_embedding`).
+      scale: a number, of the scores; None is 1 / sqrt(features of a head).
+      sinks: True for a learned logit of each head that takes part in the normalisation of its rows
+        and nothing else (a parameter `sinks` [num_heads], zero at first).
+      score_mod: a function as `sparse_attention` has it, of whole sequences; runs unfused.
 
     Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, bias,
     is_causal, segment_ids, kv_segment_ids, input_positions, sow_weights, deterministic, rngs:
@@ -144,8 +149,8 @@ class SparseMultiHeadAttention(ProjectedAttention):
       TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit;
         when decoding, no cache, or a pattern that is not causal without `is_causal` (under jit with
         a traced pattern, keys after the query are left out instead).
-      NotImplementedError: a pattern in another format; `from_dense` of a layer with rotary
-        embeddings of its own angles.
+      NotImplementedError: a pattern in another format; `score_mod` with a cache; `from_dense` of a
+        layer with rotary embeddings of its own angles.
 
     Source: vectorSparse, section 7.4 (the sparse transformer).
     """
@@ -165,6 +170,9 @@ class SparseMultiHeadAttention(ProjectedAttention):
         alibi: Any = False,
         relative_bias: int | None = None,
         rotary: bool | float = False,
+        scale: float | None = None,
+        sinks: bool = False,
+        score_mod: Callable[..., Any] | None = None,
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
@@ -188,6 +196,10 @@ class SparseMultiHeadAttention(ProjectedAttention):
         self.kinds = tuple(((one.shape[0], one.shape[1]), one.format) for one in patterns)
         self.schedule = schedule
         self.softcap, self.rotary = softcap, rotary
+        self.scale = None if scale is None else float(scale)
+        self.score_mod = score_mod
+        zeros = jnp.zeros(num_heads, self.param_dtype)
+        self.sinks: Any = nnx.Param(zeros) if sinks else nnx.data(None)
         self.alibi = as_slopes(op, alibi, num_heads)
         if relative_bias is None:
             self.relative_bias: Any = nnx.data(None)
@@ -205,13 +217,16 @@ class SparseMultiHeadAttention(ProjectedAttention):
         **own: Any,
     ) -> SparseMultiHeadAttention:
         """A layer with the options of `layer` and copies of its parameters; `rngs` is for dropout,
-        and needed if `layer` has dropout. `own` are softcap, alibi, relative_bias and rotary. If
-        `layer` is sparse, its pattern, schedule and these are the defaults."""
+        and needed if `layer` has dropout. `own` are softcap, alibi, relative_bias, rotary, scale,
+        sinks and score_mod. If `layer` is sparse, its pattern, schedule and these are the
+        defaults."""
         if isinstance(layer, SparseMultiHeadAttention):
             pattern = layer.pattern if pattern is None else pattern
             schedule = layer.schedule if schedule is None else schedule
             table = layer.relative_bias
-            of = dict(softcap=layer.softcap, alibi=layer.alibi, rotary=layer.rotary)
+            of: dict[str, Any] = dict(softcap=layer.softcap, alibi=layer.alibi)
+            of["rotary"] = layer.rotary
+            of |= dict(scale=layer.scale, score_mod=layer.score_mod, sinks=layer.sinks is not None)
             own = of | dict(relative_bias=None if table is None else table.shape[1]) | own
         return cls._from_dense(layer, rngs, pattern=pattern, schedule=schedule, **own)
 
@@ -254,11 +269,12 @@ class SparseMultiHeadAttention(ProjectedAttention):
         if paged_cache is not None:
             refused = dict(pattern=pattern, mask=mask, bias=bias, segment_ids=segment_ids)
             refused |= dict(kv_segment_ids=kv_segment_ids, input_positions=input_positions)
-            refused["sow_weights"] = sow_weights or None
+            refused |= dict(sow_weights=sow_weights or None, score_mod=self.score_mod)
             check_paged(op, inputs_q, refused)
             projected = self._project(inputs_q, inputs_k, inputs_v, qkv_sharding)
             table = None if self.relative_bias is None else self.relative_bias[...]
             own = dict(softcap=self.softcap, alibi_slopes=self.alibi, relative_bias=table)
+            own |= dict(scale=self.scale, sinks=None if self.sinks is None else self.sinks[...])
             x, paged_cache = attend_paged(
                 op, paged_cache, projected, self.rotary, window=window, **own
             )
@@ -276,8 +292,11 @@ class SparseMultiHeadAttention(ProjectedAttention):
             raise ValueError(f"{op}: deterministic: expected with the layer or the call (dropout)")
         options = dict(softcap=self.softcap, alibi_slopes=self.alibi, bias=bias)
         options |= dict(segment_ids=segment_ids, kv_segment_ids=kv_segment_ids)
+        options |= dict(scale=self.scale, score_mod=self.score_mod)
         if self.relative_bias is not None:
             options["relative_bias"] = self.relative_bias[...]
+        if self.sinks is not None:
+            options["sinks"] = self.sinks[...]
         if self.dropout_rate > 0 and not deterministic:
             options |= dict(dropout_rate=self.dropout_rate, dropout_rng=self._dropout_key(rngs))
             options["broadcast_dropout"] = self.broadcast_dropout

@@ -35,6 +35,11 @@ def attend_next(
     over the cache with their keys and values added; and that cache. Errors are raised before the
     caller stores it. `options` are those of `attend`."""
     *cached, index = cache
+    if options.get("score_mod") is not None:
+        raise NotImplementedError(
+            f"{op}: decode: no score_mod, whose positions are those of a whole sequence; the "
+            "nearest are softcap, alibi and relative_bias"
+        )
     (keys, values), rows = next_positions(
         op, cached, index, query, (key, value), patterns, is_causal
     )

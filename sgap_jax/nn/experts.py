@@ -37,7 +37,20 @@ class RouterLosses(NamedTuple):
     z: jax.Array
 
 
-def load_balancing_loss(logits: Any, chosen: Any) -> jax.Array:
+class RouterChoices(NamedTuple):
+    """What a router chose for the tokens [...] of a call.
+
+    experts: int32 [..., num_selected], ascending for each token; -1 of a token that does not count.
+    weights: [..., num_selected] in float32 at least, of those experts' outputs; 0 likewise.
+    dropped: int32 [], how many choices a `capacity_factor` left out.
+    """
+
+    experts: jax.Array
+    weights: jax.Array
+    dropped: jax.Array
+
+
+def load_balancing_loss(logits: Any, chosen: Any, *, mask: Any = None) -> jax.Array:
     """How unevenly a router spreads tokens over E experts; 1 if evenly, at most E.
 
         E * sum over experts e of f[e] P[e]
@@ -47,9 +60,13 @@ def load_balancing_loss(logits: Any, chosen: Any) -> jax.Array:
 
     Args:
       logits: [tokens, E], traced or not. chosen: integers [tokens] or [tokens, choices].
+      mask: bool [tokens], the tokens that count; None: all.
 
     Returns:
       [] in float32 at least.
+
+    Raises:
+      ValueError: another shape. TypeError: choices that are no integers, a mask that is not bool.
 
     Source: Switch Transformer (Fedus et al., 2022), equations 4 to 6, without the factor alpha.
     """
@@ -62,19 +79,40 @@ def load_balancing_loss(logits: Any, chosen: Any) -> jax.Array:
         )
     if not jnp.issubdtype(chosen.dtype, jnp.integer):
         raise TypeError(f"load_balancing_loss: chosen must be integers, got {chosen.dtype}")
-    places = jnp.where(chosen < 0, experts, chosen).reshape(-1)
-    counts = jnp.zeros(experts, logits.dtype).at[places].add(1, mode="drop")
-    share = counts / max(chosen.size, 1)
-    mean = jnp.sum(jax.nn.softmax(logits, axis=-1), axis=0) / max(tokens, 1)
-    return experts * jnp.sum(share * mean)
+    logits, taken, count = _that_count("load_balancing_loss", logits, mask)
+    chosen = chosen.reshape(tokens, math.prod(chosen.shape[1:]))
+    places = jnp.where((chosen < 0) | ~taken[:, None], experts, chosen)
+    counts = jnp.zeros(experts, logits.dtype).at[places.reshape(-1)].add(1, mode="drop")
+    share = counts / (count * max(chosen.shape[1], 1))
+    probabilities = jnp.where(taken[:, None], jax.nn.softmax(logits, axis=-1), 0)
+    return experts * jnp.sum(share * jnp.sum(probabilities, axis=0) / count)
 
 
-def router_z_loss(logits: Any) -> jax.Array:
-    """The mean over the tokens of logsumexp(logits[t])^2, which keeps logits [tokens, experts]
-    small; in float32 at least. Source: ST-MoE (Zoph et al., 2022), equation 5."""
-    logits = _checked_logits("router_z_loss", logits)
+def router_z_loss(logits: Any, *, mask: Any = None) -> jax.Array:
+    """The mean over the tokens (that `mask`, bool [tokens], counts) of logsumexp(logits[t])^2,
+    which keeps logits [tokens, experts] small; in float32 at least. Source: ST-MoE (Zoph et al.,
+    2022), equation 5."""
+    op = "router_z_loss"
+    logits, taken, count = _that_count(op, _checked_logits(op, logits), mask)
     sums = jax.nn.logsumexp(logits, axis=-1)
-    return jnp.sum(sums**2) / max(logits.shape[0], 1)
+    return jnp.sum(jnp.where(taken, sums, 0) ** 2) / count
+
+
+def _that_count(op: str, logits: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(logits, of tokens that do not count zeros; which count; how many, at least 1)"""
+    tokens = logits.shape[0]
+    taken = jnp.ones(tokens, bool) if mask is None else _as_mask(op, mask, (tokens,))
+    logits = jnp.where(taken[:, None], logits, jnp.zeros((), logits.dtype))
+    return logits, taken, jnp.maximum(jnp.sum(taken), 1).astype(logits.dtype)
+
+
+def _as_mask(op: str, mask: Any, shape: tuple[int, ...]) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.dtype != bool:
+        raise TypeError(f"{op}: mask must be bool, got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"{op}: mask must have shape {list(shape)}, got {list(mask.shape)}")
+    return mask
 
 
 def _checked_logits(op: str, logits: Any) -> jax.Array:
@@ -140,25 +178,35 @@ def mixture(
     w_out: jax.Array,
     *,
     choices: int,
-    normalize: bool,
+    normalize: bool | None,
     activation: Activation,
     capacity_factor: float | None,
     block: int | None,
     schedule: Schedule | None,
-) -> tuple[jax.Array, RouterLosses]:
+    mask: Any = None,
+) -> tuple[jax.Array, RouterLosses, RouterChoices]:
     """See `sgap_jax.nn.MoE`: x [..., features], router [features, experts], weights of the experts
     [experts, hidden, features]."""
     experts, hidden, features = w_in.shape
     if x.ndim < 1 or x.shape[-1] != features:
         raise ValueError(f"{op}: inputs must have shape [..., {features}], got {list(x.shape)}")
     tokens = x.reshape(math.prod(x.shape[:-1]), features)
+    if mask is not None:
+        mask = _as_mask(op, mask, x.shape[:-1]).reshape(-1)
+        # What padding holds, NaN too, reaches neither the router nor its gradient.
+        tokens = jnp.where(mask[:, None], tokens, jnp.zeros((), tokens.dtype))
     count = tokens.shape[0] * choices
     capacity = None
     if capacity_factor is not None:
         capacity = math.ceil(capacity_factor * count / experts)
     wide = accumulator(x.dtype)
     logits = tokens.astype(wide) @ router.astype(wide)
+    # The weight of a single expert, divided by itself, would be 1 whatever the router says.
+    normalize = choices > 1 if normalize is None else normalize
     chosen, weights = choose(logits, choices, normalize)
+    if mask is not None:
+        chosen = jnp.where(mask[:, None], chosen, -1)
+        weights = jnp.where(mask[:, None], weights, jnp.zeros((), weights.dtype))
     block = block_size(count, experts) if block is None else block
     routing = route(chosen, experts, block=block, capacity=capacity)
     topology, rows = routing.topology(hidden), routing.gather(tokens)
@@ -170,4 +218,16 @@ def mixture(
     inner = activation(h.values) if w_gate is None else activation(into(w_gate).values) * h.values
     y = spmm(h.with_values(inner), w_out.reshape(experts * hidden, features), schedule=schedule)
     out = routing.combine(y, weights.astype(y.dtype)).reshape(x.shape)
-    return out, RouterLosses(load_balancing_loss(logits, chosen), router_z_loss(logits))
+    balance = load_balancing_loss(logits, chosen, mask=mask)
+    losses = RouterLosses(balance, router_z_loss(logits, mask=mask))
+    each = (*x.shape[:-1], choices)
+    found = RouterChoices(chosen.reshape(each), weights.reshape(each), routing.dropped)
+    return out, losses, found
+
+
+def results(
+    mixed: tuple[jax.Array, RouterLosses, RouterChoices], losses: bool, routing: bool
+) -> Any:
+    """y, or a tuple of y and those that a call asks for."""
+    asked = [x for x, wanted in zip(mixed, (True, losses, routing), strict=True) if wanted]
+    return tuple(asked) if len(asked) > 1 else asked[0]

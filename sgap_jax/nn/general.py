@@ -20,13 +20,14 @@ from sgap_jax.nn.contraction import Contraction, patches
 from sgap_jax.nn.linear import (
     LECUN,
     NO_METADATA,
+    PRUNED_FURTHER,
     ZEROS,
     SparseWeight,
     copy_metadata,
     pruned_weight,
     resharded,
 )
-from sgap_jax.nn.structure import check_format, on_diagonal
+from sgap_jax.nn.structure import check_blocks, check_format, on_diagonal
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
@@ -122,26 +123,30 @@ class _SparseContraction(SparseWeight):
         """
         op = f"{cls.__name__}.from_dense"
         if not isinstance(layer, cls._dense):
-            raise TypeError(
-                f"{op}: layer must be an nnx.{cls._dense.__name__}, got {type(layer).__name__}"
-            )
+            what = type(layer).__name__
+            if isinstance(layer, SparseWeight):
+                what += f"; {PRUNED_FURTHER}"
+            raise TypeError(f"{op}: layer must be an nnx.{cls._dense.__name__}, got {what}")
         format = check_format(op, format)
         stacked = cls.stacked_kernel(op, layer)
+        check_blocks(op, stacked.shape, format, cls.diagonal_blocks(layer))
         return cls.of_stacked(layer, pruned_weight(op, stacked.T, None, sparsity, format))
 
     @classmethod
     def stacked_kernel(cls, op: str, layer: Any) -> Any:
         """The kernel as a matrix, its diagonal blocks one below the other."""
         kernel = layer.kernel[...]
-        if is_traced(kernel):
-            raise ValueError(
-                f"{op}: expected concrete parameters, got tracers; call it outside jit"
-            )
         if getattr(layer, "mask", None) is not None:
             raise NotImplementedError(
                 f"{op}: mask: none here; the nearest is a kernel times its mask"
             )
-        return cls._contraction_of(layer, kernel.shape, None).stacked(np.asarray(kernel))
+        kernel = kernel if is_traced(kernel) else np.asarray(kernel)
+        return cls._contraction_of(layer, kernel.shape, None).stacked(kernel)
+
+    @classmethod
+    def diagonal_blocks(cls, layer: Any) -> int:
+        """How many blocks the matrix of a dense layer's kernel has on its diagonal."""
+        return cls._contraction_of(layer, layer.kernel.shape, None).blocks
 
     @classmethod
     def _empty(cls, layer: Any) -> Self:

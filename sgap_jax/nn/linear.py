@@ -30,6 +30,7 @@ from sgap_jax.nn.structure import (
     random_structure,
     stored_arrays,
     structure_of,
+    with_room,
 )
 from sgap_jax.primitives._define import check_schedule, check_sparse
 from sgap_jax.primitives.spmm import spmm
@@ -37,6 +38,11 @@ from sgap_jax.schedules import Schedule
 
 ZEROS = nnx.initializers.zeros_init()
 LECUN = nnx.initializers.lecun_normal()
+# Ends messages about layers that are sparse already.
+PRUNED_FURTHER = (
+    "a sparse layer is pruned further by layer.set_weight(prune(layer.weight.todense(), "
+    "layer.format, sparsity=...)), and to_dense() gives the dense one"
+)
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -128,7 +134,7 @@ class SparseWeight(nnx.Module):
             raise ValueError(f"{op}: A: expected shape {self.weight_shape}, got {A.shape}")
         if self.blocks > 1:
             self._check_diagonal(op, A)
-        A = A.asformat(self.format)
+        A = with_room(A.asformat(self.format))
         values = jnp.array(A.values, self.values.dtype)
         self.values.set_value(values)
         for name, array in index_arrays(A).items():
@@ -282,7 +288,10 @@ class SparseLinear(SparseWeight):
         """
         op = "SparseLinear.from_dense"
         if not isinstance(layer, nnx.Linear):
-            raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
+            what = type(layer).__name__
+            if isinstance(layer, SparseWeight):
+                what += f"; {PRUNED_FURTHER}"
+            raise TypeError(f"{op}: layer must be an nnx.Linear, got {what}")
         mask, own = getattr(layer, "mask", None), getattr(layer, "format", CSR)
         format = check_format(op, own if format is None else format)
         given = None if mask is None else mask[...]
@@ -388,7 +397,8 @@ def pruned_weight(
             f"{list(kept.shape[::-1])} of {kept.dtype}"
         )
     if sparsity is not None:
-        return prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
+        kept_values = np.where(kept, W, np.zeros((), W.dtype))
+        return with_room(prune(kept_values, format, sparsity=sparsity))
     (height, width), (down, across) = tile(format), grid(W.shape, format)
     padded = np.pad(kept, ((0, down * height - W.shape[0]), (0, across * width - W.shape[1])))
     groups = padded.reshape(down, height, across, width).any((1, 3))
@@ -399,7 +409,7 @@ def pruned_weight(
             "fill up; CSR keeps entries"
         )
     places = np.argwhere(kept)
-    return SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
+    return with_room(SparseArray.from_coordinates(places, W[kept], W.shape, format=format))
 
 
 def values_initializer(

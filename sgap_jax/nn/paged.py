@@ -11,7 +11,7 @@ import numpy as np
 
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_count
+from sgap_jax.formats.checks import check_count, is_traced
 from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.attend import rotated
 from sgap_jax.primitives._define import accumulator
@@ -28,10 +28,15 @@ class PagedCache:
     and pages may be shared by sequences with a common beginning that no longer grows. All fields
     may be traced; a pytree.
 
+    A position whose page is out of range, or past the `most` pages of its sequence, is lost: its
+    key is stored nowhere, its own query gets zeros, and no other position changes. Outside jit,
+    where lengths are known, positions past `most` pages are an error.
+
     Attributes:
       keys: [pages, size, Hk, D]; values: [pages, size, Hk, Dv].
       tables: int32 [B, most], pages of each sequence; one out of range holds nothing.
-      lengths: int32 [B], positions of each sequence so far.
+      lengths: int32 [B], positions of each sequence so far, also lost ones of the last call. Where
+        some are lost, set it back to those that are held before the sequence goes on.
 
     Source: Kwon et al. 2023 (PagedAttention), section 4.
     """
@@ -68,7 +73,10 @@ class PagedCache:
 
     def append(self, k: Any, v: Any) -> PagedCache:
         """The cache with the next positions of each sequence, k [B, T, Hk, D] and v [B, T, Hk, Dv].
-        Positions beyond a sequence's pages are lost."""
+
+        Raises ValueError for other shapes, and for a concrete length that leaves no room in `most`
+        pages; under jit such positions are lost.
+        """
         (B, most), (pages, size, heads, width) = self.tables.shape, self.keys.shape
         wanted = ((B, "T", heads, width), (B, "T", heads, self.values.shape[3]))
         for name, x, want in zip("kv", (k, v), wanted, strict=True):
@@ -78,6 +86,15 @@ class PagedCache:
                 raise ValueError(f"PagedCache.append: {name} must have shape [{shape}], got {got}")
         if k.shape[1] != v.shape[1]:
             raise ValueError("PagedCache.append: expected as many values as keys")
+        if not is_traced(self.lengths):
+            used = np.minimum(self.lengths, most * size)
+            full = np.flatnonzero(used > most * size - k.shape[1])
+            if full.size and k.shape[1]:
+                raise ValueError(
+                    f"PagedCache.append: sequence {full[0]} has {used[full[0]]} positions of the "
+                    f"{most * size} in {most} pages of {size}: {k.shape[1]} more do not fit; "
+                    "dataclasses.replace(cache, tables=...) gives it more pages"
+                )
         place = self.lengths[:, None] + structure.positions(k.shape[1])[None]
         rows = self._rows(structure.positions(B)[:, None], place).reshape(-1)
         rows = jnp.where(rows < 0, pages * size, rows)
@@ -87,7 +104,8 @@ class PagedCache:
             x = x.astype(pool.dtype).reshape(-1, *pool.shape[2:])
             return flat.at[rows].set(x, mode="drop").reshape(pool.shape)
 
-        lengths = jnp.minimum(self.lengths + k.shape[1], most * size)
+        # The last call's positions count also past the pages: `attend` looks for them from the end.
+        lengths = jnp.minimum(self.lengths, most * size) + k.shape[1]
         return PagedCache(written(self.keys, k), written(self.values, v), self.tables, lengths)
 
     def attend(
@@ -100,7 +118,7 @@ class PagedCache:
         **options: Any,
     ) -> jax.Array:
         """Attention of the last T positions of each sequence, q [B, T, H, D], over those up to
-        themselves, or the last `window` of these: [B, T, H, Dv].
+        themselves, or the last `window` of these: [B, T, H, Dv]. Zeros for a lost position.
 
         One call of `sparse_attention`, whose pattern has a row for each query and the pool's rows
         as columns; `options` are its scale, softcap, sinks and schedule. `alibi_slopes` [H] and
@@ -120,7 +138,8 @@ class PagedCache:
         # No row of the pool may come from outside it, whatever the tables hold: entries without a
         # place have column -1, and take no part.
         place = (self.lengths[:, None] - T + structure.positions(T)[None]).reshape(-1)
-        counts = jnp.clip(place + 1, 0, longest)
+        held = self._rows(structure.positions(B * T) // max(T, 1), place) >= 0
+        counts = jnp.where(held, jnp.clip(place + 1, 0, longest), 0)
         ends = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32))
         capacity = B * T * longest
         entry, row = structure.positions(capacity), structure.segment_of_entry(ends, capacity)

@@ -42,8 +42,8 @@ def dense_gradients(
       model: holds the layers; it is not changed. Under `nnx.jit` too.
 
     Returns:
-      {path of the layer, as in `nnx.iter_modules`: its gradient}, with the leading axes of layers
-      that `nnx.vmap` has stacked.
+      {path of the layer, a tuple as in `nnx.iter_modules`: its gradient}, with the leading axes of
+      layers that `nnx.vmap` has stacked.
 
     Raises:
       ValueError: the model has no SparseLinear.
@@ -113,8 +113,8 @@ def rigl_step(
       as a moment in another optimizer's state, to the new ones, with zeros for those that grew.
 
     Raises:
-      TypeError: layer is not a SparseLinear. ValueError: scores of another shape, a fraction out of
-        range, an optimizer without its model, or a model without the layer.
+      TypeError: layer is not a SparseLinear, or no scores. ValueError: scores of another shape, a
+        fraction out of range, an optimizer without its model, or a model without the layer.
 
     Source: RigL (Evci et al. 2020), section 3, algorithm 1.
     """
@@ -202,6 +202,12 @@ def _growth(op: str, scores: Any, W: SparseArray) -> jax.Array:
         squares = jnp.square(x).reshape(rows, height, across, width)
         return jnp.sqrt(squares.sum((1, 3)))
 
+    if scores is None or isinstance(scores, dict):
+        raise TypeError(
+            f"{op}: gradient_scores must be an array or a function of rows, got "
+            f"{type(scores).__name__}; nn.dense_gradients(loss, model) gives that of each layer by "
+            'its path, a tuple: scores["up",] of model.up'
+        )
     if not callable(scores):
         scores = jnp.asarray(scores)
         _check_scores(op, scores, (m, k))

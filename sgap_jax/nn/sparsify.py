@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR, Format
-from sgap_jax.formats.prune import prune_together
+from sgap_jax.formats.prune import kept_groups, prune_together
+from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.general import SparseConv, SparseEinsum, SparseLinearGeneral
-from sgap_jax.nn.linear import SparseLinear, SparseWeight
-from sgap_jax.nn.pruning import MaskedLinear
-from sgap_jax.nn.structure import check_format
+from sgap_jax.nn.linear import PRUNED_FURTHER, SparseLinear, SparseWeight
+from sgap_jax.nn.pruning import MaskedLinear, magnitude_mask
+from sgap_jax.nn.structure import check_blocks, check_format, with_room
 
 M = TypeVar("M", bound=nnx.Module)
 
+# Ends messages about a layer that a format does not fit.
+LEFT_OUT = "; where=lambda path, layer: ... may leave this layer out, or CSR stores it"
 # Subclasses that others wrote may compute something else: they are left alone.
 _SPARSE: dict[type, Any] = {
     nnx.Linear: SparseLinear,
@@ -48,21 +52,25 @@ def sparsify(
     replaced at all of them by one. Parameters are copies; make a new optimizer afterwards.
 
     Args:
-      model: with concrete parameters, or one such layer itself.
+      model: or one such layer itself. With scope "layer" its parameters may be traced, so that
+        `nnx.eval_shape` of a function that makes and sparsifies a model is what a checkpoint is
+        restored into; under jit the norms of vectors and blocks are compared in float32 at least.
       sparsity: share of the entries (vectors, blocks) to drop, from 0 to 1.
       format: CSR, CVS(V) or BCSR(r, c), see `SparseLinear`.
-      where: which layers: a name in the path, a function `(path, layer) -> bool` with paths as of
-        `nnx.iter_modules`, or another nnx filter of both, `nnx.Not(nnx.PathContains("head"))`. All
-        by default.
+      where: which layers: a name in the path, a list of which any holds, a function
+        `(path, layer) -> bool` with paths as of `nnx.iter_modules`, or another nnx filter of both,
+        `nnx.Not(nnx.PathContains("head"))`. All by default.
       scope: "layer": each layer has this sparsity. "global": all layers together, so that those of
-        larger weights keep more of them.
+        larger weights keep more of them. A layer that keeps none has room for one entry.
 
     Returns:
       The model; the new layer where `model` is a layer itself.
 
     Raises:
-      ValueError: no such layer, traced or stacked parameters, another scope, a sparsity out of
-        range. NotImplementedError: an Einsum that is no product with a matrix, a masked Conv.
+      ValueError: no such layer (sparse ones stay as they are), stacked parameters or, with scope
+        "global", traced ones, another scope, a sparsity out of range, a format that does not divide
+        a layer's diagonal blocks. NotImplementedError: an Einsum that is no product with a matrix,
+        a masked Conv.
 
     Source: Gale et al., "The State of Sparsity" (2019), magnitude pruning per layer; Frankle and
     Carbin (2019), section 4, for the global one.
@@ -84,11 +92,19 @@ def sparsify(
         if type(layer) in _SPARSE and any(chosen(own, layer) for own in places[id(layer)])
     ]
     if not found:
+        sparse_too = any(
+            isinstance(layer, SparseWeight) and any(chosen(own, layer) for own in places[id(layer)])
+            for _, layer in nnx.iter_modules(model)
+        )
         raise ValueError(
             f"{op}: model: expected a Linear, LinearGeneral, Einsum or Conv that `where` chooses, "
-            f"got none in {type(model).__name__}"
+            f"got none in {type(model).__name__}" + (f"; {PRUNED_FURTHER}" if sparse_too else "")
         )
-    stacked = [_stacked(op, path, layer) for path, layer in found]
+    stacked = [_stacked(op, path, layer, scope) for path, layer in found]
+    for (path, layer), W in zip(found, stacked, strict=True):
+        if not isinstance(layer, nnx.Linear):
+            blocks = _SPARSE[type(layer)].diagonal_blocks(layer)
+            check_blocks(f"{op}: {_name(path, layer)}", W.shape, format, blocks, LEFT_OUT)
     pruned = pruned_alike(op, stacked, format, sparsity, scope)
     sparse = {id(layer): _made(layer, W) for (_, layer), W in zip(found, pruned, strict=True)}
     if id(model) in sparse:
@@ -101,28 +117,58 @@ def sparsify(
 
 def layer_filter(where: Any) -> Callable[[Any, Any], bool]:
     """The argument `where` as a function of a path and a layer."""
+    if isinstance(where, list | tuple):
+        return nnx.filterlib.to_predicate(nnx.Any(*map(layer_filter, where)))
     where = nnx.PathContains(where) if isinstance(where, str) else where
     return nnx.filterlib.to_predicate(where)
 
 
 def pruned_alike(
-    op: str, matrices: list[np.ndarray], format: Format, sparsity: float, scope: str
+    op: str, matrices: list[Any], format: Format, sparsity: float, scope: str
 ) -> list[SparseArray]:
     """The matrices pruned one by one, or together."""
     if scope not in ("layer", "global"):
         raise ValueError(f"{op}: scope: expected 'layer' or 'global', got {scope!r}")
     if scope == "global":
-        return prune_together(op, matrices, format, sparsity)
-    return [prune_together(op, [W], format, sparsity)[0] for W in matrices]
+        return list(map(with_room, prune_together(op, matrices, format, sparsity)))
+    return [
+        _pruned_traced(op, W, format, sparsity)
+        if is_traced(W)
+        else with_room(prune_together(op, [W], format, sparsity)[0])
+        for W in matrices
+    ]
 
 
-def _stacked(op: str, path: tuple[Any, ...], layer: Any) -> np.ndarray:
+def _pruned_traced(op: str, W: Any, format: Format, sparsity: float) -> SparseArray:
+    """W pruned under jit or eval_shape: how many groups are kept is static, which ones is not."""
+    kept = kept_groups(op, W.shape, format, sparsity)
+    (height, width), (down, across) = tile(format), grid(W.shape, format)
+    mask = magnitude_mask(W, float(sparsity), format)[::height, ::width]
+    row, column = jnp.nonzero(mask, size=kept)
+    beyond = down * height - W.shape[0], across * width - W.shape[1]
+    tiles = jnp.pad(W, [(0, size) for size in beyond]).reshape(down, height, across, width)
+    values = tiles[row, :, column].reshape(kept, *format.block_shape)
+    lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    offsets = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32))
+    columns = column.astype(jnp.int32)
+    made = SparseArray.from_arrays(values, offsets, columns, shape=W.shape, format=format)
+    return with_room(made)
+
+
+def _name(path: tuple[Any, ...], layer: Any) -> str:
+    return "/".join(map(str, path)) or type(layer).__name__
+
+
+def _stacked(op: str, path: tuple[Any, ...], layer: Any, scope: str) -> Any:
     """The layer's kernel as a matrix [outputs, inputs], of blocks one below the other."""
-    name = "/".join(map(str, path)) or type(layer).__name__
+    name = _name(path, layer)
     kernel = layer.kernel[...]
-    if is_traced(kernel):
+    traced = is_traced(kernel)
+    if traced and scope == "global":
         raise ValueError(
-            f"{op}: {name}: expected concrete parameters, got tracers; call it outside jit"
+            f"{op}: {name}: expected concrete parameters, got tracers: with scope='global' the "
+            "size of a layer depends on them; call it outside jit, and restore a checkpoint into "
+            "the shapes that are stored, without a target"
         )
     if isinstance(layer, nnx.Linear):
         if kernel.ndim != 2:
@@ -132,9 +178,9 @@ def _stacked(op: str, path: tuple[Any, ...], layer: Any) -> np.ndarray:
                 "a loop, has"
             )
         mask = layer.mask[...] if isinstance(layer, MaskedLinear) else None
-        kept = kernel if mask is None else np.where(mask, kernel, np.zeros((), kernel.dtype))
-        return np.asarray(kept).T
-    return np.asarray(_SPARSE[type(layer)].stacked_kernel(op, layer))
+        kept = kernel if mask is None else jnp.where(mask, kernel, jnp.zeros((), kernel.dtype))
+        return kept.T if is_traced(kept) else np.asarray(kept).T
+    return _SPARSE[type(layer)].stacked_kernel(op, layer)
 
 
 def _made(layer: Any, W: SparseArray) -> SparseWeight:

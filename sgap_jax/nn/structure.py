@@ -80,20 +80,38 @@ def random_structure(
     return on_diagonal(op, W, blocks)
 
 
+def with_room(W: SparseArray) -> SparseArray:
+    """W; with one entry of padding if it stores nothing, as Orbax saves no empty arrays."""
+    if W.column_indices.shape[0] or not math.prod(vectors.grid(W.shape, W.format)):
+        return W
+    values, none = jnp.zeros((1, *W.values.shape[1:]), W.dtype), jnp.zeros(1, jnp.int32)
+    shape = (W.shape[0], W.shape[1])
+    return SparseArray.from_arrays(values, W.row_offsets, none, shape=shape, format=W.format)
+
+
 def on_diagonal(op: str, W: SparseArray, blocks: int) -> SparseArray:
     """The block-diagonal matrix whose `blocks` lie one below the other in W."""
     if blocks == 1:
         return W
+    check_blocks(op, W.shape, W.format, blocks)
     (rows, columns), (height, width) = W.shape, vectors.tile(W.format)
-    if rows // blocks % height or columns % width:
-        raise ValueError(
-            f"{op}: format: {W.format} does not divide the {blocks} blocks of "
-            f"[{rows // blocks}, {columns}] that this weight is made of"
-        )
     row = segment_of_entry(W.row_offsets, W.column_indices.shape[0])
     moved = W.column_indices + row // (rows // blocks // height) * (columns // width)
     shape = (rows, blocks * columns)
     return SparseArray.from_arrays(W.values, W.row_offsets, moved, shape=shape, format=W.format)
+
+
+def check_blocks(
+    op: str, shape: tuple[int, ...], format: Format, blocks: int, instead: str = ""
+) -> None:
+    """ValueError unless the format divides the `blocks` that lie one below the other in `shape`;
+    `instead` ends the message."""
+    (rows, columns), (height, width) = shape, vectors.tile(format)
+    if blocks > 1 and (rows // blocks % height or columns % width):
+        raise ValueError(
+            f"{op}: format: {format} does not divide the {blocks} blocks of "
+            f"[{rows // blocks}, {columns}] that this weight is made of{instead}"
+        )
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))

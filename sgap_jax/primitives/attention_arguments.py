@@ -138,8 +138,10 @@ def as_bias(op: str, bias: Any, stored: tuple[int, ...], q: Any) -> jax.Array:
     if not fits or not jnp.issubdtype(bias.dtype, jnp.floating):
         values = ", ".join(map(str, stored))
         L = q.shape[1]
-        dense = len(stored) == 1 and bias.ndim >= 2 and bias.shape[-2] == L and lead is not None
+        dense = bias.ndim >= 2 and bias.shape[-2] == L
         advice = "; of a dense one, bias[..., *pattern.coordinates()] is that of the entries"
+        if len(stored) > 1:
+            advice += ", in this shape by .reshape(*bias.shape[:-2], *pattern.values.shape)"
         raise ValueError(
             f"{op}: bias must be floats of shape [{values}], [{H}, {values}] or "
             f"[{B}, {H}, {values}], got {list(bias.shape)} of {bias.dtype}{advice if dense else ''}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from sgap_jax import BCSR, COO, CSR, CVS, SparseArray, Unfused, nn
+from sgap_jax import BCSR, COO, CSR, CVS, SparseArray, Unfused, masks, nn, sparse_attention
 from sgap_jax.nn import linen as snn
 
 L, S, H, IN = 12, 10, 4, 8
@@ -306,6 +306,30 @@ def test_terms_of_the_scores(format):
     assert out.shape == x.shape and weights.shape == (2, H, *pattern.values.shape)
 
 
+def test_scale_sinks_and_a_function_of_the_scores():
+    pattern, _ = mask(L, L)
+    options = dict(scale=0.3, sinks=True, score_mod=lambda s, b, h, i, j: s + h.astype(s.dtype) / 4)
+    layer = nn.SparseSelfAttention.from_dense(dense(num_kv_heads=2), pattern, **options)
+    assert layer.sinks.shape == (H,) and not layer.sinks[...].any()
+    layer.sinks[...] = inputs(H, seed=5)
+    x = inputs(2, L, IN)
+    q, k, v = (getattr(layer, name)(x) for name in ("query", "key", "value"))
+    shift = jnp.broadcast_to(np.arange(H)[:, None] / 4, (H, pattern.nnz))
+    own = sparse_attention(q, k, v, pattern, scale=0.3, sinks=layer.sinks[...], bias=shift)
+    close(layer(x), layer.out(own))
+    again = nn.SparseSelfAttention.from_dense(layer)
+    assert (again.scale, again.score_mod) == (0.3, options["score_mod"])
+    np.testing.assert_array_equal(again.sinks[...], layer.sinks[...])
+    with pytest.raises(NotImplementedError, match="decode: no score_mod"):
+        layer.init_cache(x.shape, jnp.float64)
+        layer(x, decode=True, is_causal=True)
+    with pytest.raises(NotImplementedError, match="pages takes no score_mod"):
+        layer(x, paged_cache=nn.PagedCache.empty(np.zeros((2, 1)), L, 2, 2))
+    thin = snn.SparseSelfAttention(H, **options, **FLOAT64)
+    made = jax.eval_shape(lambda: thin.init_with_output(jax.random.key(0), x, pattern=pattern))
+    assert made[0].shape == x.shape and made[1]["params"]["sinks"].shape == (H,)
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_weights_are_sown(each):
     patterns, seen = zip(*[mask(L, L, seed=h * each) for h in range(H)], strict=True)
@@ -371,6 +395,10 @@ def test_wrong_arguments_are_named():
         layer(x, pattern=pattern.asformat(COO))
     with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 4, 12, 12\]"):
         layer(x, mask=jnp.ones((3, 1, 1, L)))
+    vectors = masks.band(L, 3, format=CVS(4))
+    heads = np.ones((1, L, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=r"in this shape by .reshape\(\*bias.shape\[:-2\], \*patt"):
+        sparse_attention(heads, heads, heads, vectors, bias=np.zeros((2, L, L), np.float32))
     with pytest.raises(ValueError, match="inputs_k: expected with inputs_v"):
         layer(x, None, x)
     with pytest.raises(ValueError, match=rf"{op}: inputs_q must have shape \[..., length, 8\]"):

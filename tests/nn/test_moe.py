@@ -60,7 +60,7 @@ def gradients(apply, layer, x):
     [
         {},
         dict(gated=True, activation=jax.nn.silu, normalize_weights=False, block=8),
-        dict(num_selected=1, normalize_weights=False, capacity_factor=0.8),
+        dict(num_selected=1, capacity_factor=0.8),
         dict(num_selected=5, block=1),
     ],
     ids=["plain", "gated", "capacity", "all experts"],
@@ -69,6 +69,50 @@ def test_a_loop_over_experts(options):
     layer = layer_of(**options)
     close(layer(X), loop(layer, X))
     close(gradients(lambda layer, x: layer(x), layer, X), gradients(loop, layer, X), 1e-4)
+
+
+def test_a_router_of_one_expert_learns_from_the_task():
+    """Switch Transformer: the weight of a token's only expert is its probability, not 1."""
+    layer = layer_of(num_selected=1, capacity_factor=0.5)
+
+    def loss(layer):
+        y, routing = layer(X, return_routing=True)
+        return jnp.sum(y**2), routing
+
+    gradient, routing = nnx.jit(nnx.grad(loss, has_aux=True))(layer)
+    assert jnp.abs(gradient["router"][...]).max() > 0.1
+    counts = np.bincount(np.asarray(routing.experts).reshape(-1), minlength=5)
+    assert int(routing.dropped) == np.maximum(counts - 4, 0).sum() > 0
+    assert layer_of().normalize_weights and not layer.normalize_weights
+
+
+def test_tokens_that_do_not_count_and_the_routing():
+    layer, mask = layer_of(), np.random.default_rng(2).random((3, 11)) < 0.7
+
+    @nnx.jit
+    @nnx.value_and_grad(has_aux=True)
+    def run(layer, x):
+        y, losses, routing = layer(x, mask=mask, return_losses=True, return_routing=True)
+        return jnp.sum(jnp.sin(y)) + sum(losses), (y, losses, routing)
+
+    (_, (y, losses, routing)), gradient = run(layer, jnp.where(mask[..., None], X, jnp.nan))
+    (_, found), right = run(layer, X)
+    close((y, losses, routing, gradient), (*found, right))
+    few, expected, own = nnx.jit(
+        lambda layer, x: layer(x, return_losses=True, return_routing=True)
+    )(layer, X[mask])
+    close((y[mask], losses), (few, expected))
+    assert (y[~mask] == 0).all() and (routing.experts[~mask] == -1).all()
+    np.testing.assert_array_equal(routing.experts[mask], own.experts)
+    close(routing.weights[mask], own.weights)
+    assert (routing.weights[~mask] == 0).all() and routing.dropped == 0
+    share = np.asarray(X[mask] @ layer.router[...])
+    np.testing.assert_array_equal(own.experts, np.sort(np.argsort(-share, 1)[:, :2], axis=1))
+    close(own.weights.sum(1), np.ones(mask.sum()))
+    with pytest.raises(ValueError, match=r"MoE: mask must have shape \[3, 11\], got \[11\]"):
+        layer(X, mask=mask[0])
+    with pytest.raises(TypeError, match="MoE: mask must be bool, got float"):
+        layer(X, mask=np.ones((3, 11)))
 
 
 def test_shapes_dtypes_and_no_tokens():
@@ -84,8 +128,8 @@ def test_shapes_dtypes_and_no_tokens():
 
 
 def test_linen_twin():
-    twin = layer_of(gated=True, capacity_factor=1.0)
-    layer = snn.MoE(10, gated=True, capacity_factor=1.0, **SIZES)
+    options = dict(gated=True, capacity_factor=1.0, num_experts=5, num_selected=1)
+    twin, layer = layer_of(**options), snn.MoE(10, **options)
     params = layer.init(jax.random.key(0), X)["params"]
     shapes = {name: x.shape for name, x in params.items()}
     assert shapes == {

@@ -54,20 +54,26 @@ def test_decoding_is_attention_over_each_sequence(window):
 
 
 def test_pages_that_are_not_there_hold_nothing():
-    cache, _, v = filled()
+    cache, k, v = filled()
     bad = TABLES.copy()
-    bad[0], bad[1, 1:] = [-1, 99, 2**30, -(2**31), -7], 1000
+    bad[0], bad[1, 1] = [-1, 99, 2**30, -(2**31), -7], 1000
     bad = dataclasses.replace(cache, tables=jnp.asarray(bad, jnp.int32))
     q = drawn(B, 1, H, D)
     out = jax.jit(lambda c: c.attend(q))(bad)
     np.testing.assert_array_equal(out[0], 0)
-    only = dataclasses.replace(cache, lengths=jnp.asarray([3, 4, 1], jnp.int32)).attend(q)
-    np.testing.assert_allclose(out[1], only[1], atol=2e-6)
-    np.testing.assert_allclose(out[2], only[2], atol=2e-6)
-    same = bad.append(drawn(B, 1, HK, D) * jnp.nan, drawn(B, 1, HK, D) * jnp.nan)
+    kept = jnp.asarray([0, 1, 2, 3, 8])  # of sequence 1, whose second page is not there
+    alone = sparse_attention(
+        q[1], k[1, kept], v[1, kept], masks.from_function(lambda i, j: j >= 0, 1, 5)
+    )
+    np.testing.assert_allclose(out[1], alone, atol=2e-6)
+    np.testing.assert_allclose(out[2], cache.attend(q)[2], atol=2e-6)
+    own = dataclasses.replace(bad, tables=bad.tables.at[1, 1:].set(1000))
+    np.testing.assert_array_equal(jax.jit(lambda c: c.attend(q))(own)[1], 0)
+    same = own.append(drawn(B, 1, HK, D) * jnp.nan, drawn(B, 1, HK, D) * jnp.nan)
     assert np.isnan(same.keys).sum() == HK * D  # of sequence 2 alone
     full = dataclasses.replace(cache, lengths=jnp.full(B, SIZE * MOST, jnp.int32))
-    np.testing.assert_array_equal(full.append(v[:, :2], v[:, :2]).keys, cache.keys)
+    past = jax.jit(lambda c: c.append(v[:, :2], v[:, :2]))(full)
+    np.testing.assert_array_equal(past.keys, cache.keys)
     past = dataclasses.replace(cache, lengths=jnp.asarray([2**30, -5, 0], jnp.int32))
     assert np.isfinite(past.attend(q)).all()
 
@@ -81,8 +87,11 @@ def test_the_layer_decodes_over_pages():
         rotary=True,
         alibi=True,
         softcap=4.0,
+        scale=0.4,
+        sinks=True,
         rngs=nnx.Rngs(0),
     )
+    layer.sinks[...] = drawn(H)
     x = drawn(B, 6, 12)
     whole = layer(x, pattern=masks.causal(masks.band(6, 11)), is_causal=True)
     cache = nn.PagedCache.empty(TABLES, SIZE, HK, D)
@@ -91,6 +100,20 @@ def test_the_layer_decodes_over_pages():
         out, cache = layer(x[:, begin:end], paged_cache=cache)
         parts.append(out)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-5)
+    # Past its pages a sequence loses those positions, and no others.
+    step = nnx.jit(lambda layer, x, cache: layer(x, paged_cache=cache, window=3))
+    near = layer(x, pattern=masks.causal(masks.band(6, 5)))
+    short, parts = nn.PagedCache.empty(TABLES[:, :1], SIZE, HK, D), []
+    for begin, end in ((0, 2), (2, 5), (5, 6)):
+        out, short = step(layer, x[:, begin:end], short)
+        parts.append(out)
+    lost = jnp.broadcast_to(layer.out.bias[...], (B, 2, 12))
+    expected = jnp.concatenate([near[:, :SIZE], lost], 1)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), expected, atol=1e-5)
+    with pytest.raises(
+        ValueError, match="sequence 0 has 4 positions of the 4 in 1 pages of 4: 1 more"
+    ):
+        layer(x[:, :1], paged_cache=short)
     with pytest.raises(NotImplementedError, match="paged_cache: .*mask"):
         layer(x, paged_cache=cache, mask=jnp.ones((1, 1, 1, 6)))
 

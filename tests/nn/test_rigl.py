@@ -281,6 +281,9 @@ def test_wrong_arguments_are_named():
     for G in (jnp.ones((K, M)), jnp.ones((M, K), int)):
         with pytest.raises(ValueError, match=r"gradient_scores must be floats of shape \[10, 9\]"):
             nn.rigl_step(layer, G, 0.1)
+    for none in (None, {("up",): scores()}):
+        with pytest.raises(TypeError, match=r'its path, a tuple: scores\["up",\] of model.up'):
+            nn.rigl_step(layer, none, 0.1)
     with pytest.raises(ValueError, match=r"floats of shape \[10, 9\], got \[10, 3\]"):
         nn.rigl_step(layer, lambda rows: jnp.ones((rows.shape[0], 3)), 0.1)
     for fraction in (-0.1, 1.5, "all", float("nan")):

@@ -113,11 +113,43 @@ def test_global_scope_compares_all_layers():
     model = Net(nnx.Rngs(0))
     model.up.kernel[...] = model.up.kernel[...] * 100.0
     weights = [model.up.kernel[...].T, model.list[0].kernel[...].T]
-    nn.sparsify(model, 0.5, scope="global", where=nnx.Any(*map(nnx.PathContains, ("up", "list"))))
+    nn.sparsify(model, 0.5, scope="global", where=["up", "list"])
     up, inner = model.up.weight, model.list[0].weight
     assert up.nnz == 48 and inner.nnz == round(0.5 * (48 + 64)) - 48
     close(up.todense(), weights[0])
     close(inner.todense(), prune(weights[1], sparsity=1 - inner.nnz / 64).todense())
+
+
+@pytest.mark.parametrize("format", [CVS(4), BCSR(2, 3)])
+def test_sizes_of_layers_are_known_where_parameters_are_traced(format):
+    def made():
+        layers = [
+            nnx.Linear(6, 10, rngs=nnx.Rngs(0)),
+            nnx.Conv(6, 8, (3,), feature_group_count=2, rngs=nnx.Rngs(0)),
+        ]
+        return nn.sparsify(nnx.Sequential(*layers), 0.7, format=format)
+
+    expected, found = (jax.tree.leaves(nnx.state(f())) for f in (made, nnx.jit(made)))
+    abstract = jax.tree.leaves(nnx.state(nnx.eval_shape(made)))
+    assert [x.shape for x in abstract] == [x.shape for x in expected]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(4)])
+def test_no_array_of_a_layer_without_entries_is_empty(format):
+    """Orbax saves none of size zero."""
+    model = nnx.Sequential(*(nnx.Linear(8, 8, rngs=nnx.Rngs(i)) for i in range(2)))
+    model.layers[0].kernel[...] = model.layers[0].kernel[...] * 1e-3
+    nn.sparsify(model, 0.5, format=format, scope="global")
+    pruned = model.layers[0]
+    assert pruned.weight.row_offsets[-1] == 0 and (pruned(np.ones((2, 8), np.float32)) == 0).all()
+    assert type(nn.SparseLinear.from_dense(pruned.to_dense(), 1.0, format=format)) is type(pruned)
+    new = nn.SparseLinear(8, 8, sparsity=1.0, format=format, rngs=nnx.Rngs(0))
+    new.set_weight(prune(np.ones((8, 8), np.float32), format, sparsity=1.0))
+    for layer in (pruned, new):
+        assert all(x.size for x in jax.tree.leaves(nnx.state(layer)))
+        assert (layer.weight.todense() == 0).all()
 
 
 def test_of_a_mask_what_it_keeps_is_pruned():
@@ -271,8 +303,13 @@ def test_wrong_arguments_are_named():
         nn.sparsify(layer, 0.5, scope="all")
     with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1, got 2"):
         nn.sparsify(layer, 2)
-    with pytest.raises(ValueError, match="call it outside jit"):
-        nnx.jit(lambda layer: nn.sparsify(layer, 0.5))(layer)
+    with pytest.raises(ValueError, match="size of a layer depends on them; call it outside jit"):
+        nnx.jit(lambda layer: nn.sparsify(layer, 0.5, scope="global"))(layer)
+    further = r"layer.set_weight\(prune\(.* and to_dense\(\) gives the dense one"
+    with pytest.raises(ValueError, match=f"got none in SparseLinear; .*{further}"):
+        nn.sparsify(nn.sparsify(layer, 0.5), 0.8)
+    with pytest.raises(TypeError, match=f"got SparseLinear; .*{further}"):
+        nn.SparseLinear.from_dense(nn.sparsify(layer, 0.5), 0.8)
     for arguments in ((None, (8, 2)), (None, (8, 2), (2,))):
         with pytest.raises(NotImplementedError, match="einsum_str: expected its text .* got None"):
             nn.SparseEinsum(*arguments, sparsity=0.5, rngs=nnx.Rngs(0))
@@ -285,6 +322,11 @@ def test_wrong_arguments_are_named():
     grouped = nnx.Conv(6, 8, 3, feature_group_count=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"BCSR\(2, 2\) does not divide the 2 blocks of \[4, 9\]"):
         nn.sparsify(grouped, 0.5, format=BCSR(2, 2))
+    stem = nnx.Sequential(layer, grouped)
+    words = r"sparsify: layers/1: format: CVS\(8\) does not divide .* where=lambda path, layer"
+    with pytest.raises(ValueError, match=words):
+        nn.sparsify(stem, 0.5, format=CVS(8))
+    assert type(stem.layers[0]) is nnx.Linear
     with pytest.raises(ValueError, match=r"inputs must have shape \[..., 6\], got \[5, 7\]"):
         nn.sparsify(grouped, 0.5)(jnp.ones((5, 7), jnp.float32))
     general = nn.SparseLinearGeneral((4, 3), 5, axis=(-2, -1), sparsity=0.5, rngs=nnx.Rngs(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -115,6 +116,9 @@ class SparseMultiHeadAttention(ProjectedAttention):
     alibi: Any = False
     relative_bias: int | None = None
     rotary: bool | float = False
+    scale: float | None = None
+    sinks: bool = False
+    score_mod: Callable[..., Any] | None = None
 
     @linen.compact
     def __call__(
@@ -141,11 +145,14 @@ class SparseMultiHeadAttention(ProjectedAttention):
             shape = (self.num_heads, self.relative_bias)
             table = self.param("relative_bias", ZEROS, shape, self.param_dtype)
         own: dict[str, Any] = dict(softcap=self.softcap, relative_bias=table)
+        own["scale"] = self.scale
+        if self.sinks:
+            own["sinks"] = self.param("sinks", ZEROS, (self.num_heads,), self.param_dtype)
         own["alibi_slopes"] = as_slopes(op, self.alibi, self.num_heads)
         if paged_cache is not None:
             refused = dict(pattern=pattern, mask=mask, bias=bias, segment_ids=segment_ids)
             refused |= dict(kv_segment_ids=kv_segment_ids, input_positions=input_positions)
-            refused["sow_weights"] = sow_weights or None
+            refused |= dict(sow_weights=sow_weights or None, score_mod=self.score_mod)
             check_paged(op, inputs_q, refused)
             inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
             projected = self._project(inputs_q, inputs_k, inputs_v)
@@ -162,7 +169,7 @@ class SparseMultiHeadAttention(ProjectedAttention):
             raise ValueError(f"{op}: pattern: expected with the call, got {pattern}")
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         projected = self._project(inputs_q, inputs_k, inputs_v)
-        options: dict[str, Any] = own | dict(bias=bias)
+        options: dict[str, Any] = own | dict(bias=bias, score_mod=self.score_mod)
         options |= dict(segment_ids=segment_ids, kv_segment_ids=kv_segment_ids)
         if self.dropout_rate > 0:
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)

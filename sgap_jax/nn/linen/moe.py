@@ -10,7 +10,7 @@ from flax import linen
 from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer
 
-from sgap_jax.nn.experts import IN_INIT, OUT_INIT, Activation, check_options, mixture
+from sgap_jax.nn.experts import IN_INIT, OUT_INIT, Activation, check_options, mixture, results
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
@@ -27,7 +27,7 @@ class MoE(linen.Module):
     num_selected: int = 2
     activation: Activation = jax.nn.gelu
     gated: bool = False
-    normalize_weights: bool = True
+    normalize_weights: bool | None = None
     capacity_factor: float | None = None
     block: int | None = None
     dtype: Dtype | None = None
@@ -37,7 +37,14 @@ class MoE(linen.Module):
     schedule: Schedule | str | None = None
 
     @linen.compact
-    def __call__(self, x: Any, *, return_losses: bool = False) -> Any:
+    def __call__(
+        self,
+        x: Any,
+        *,
+        mask: Any = None,
+        return_losses: bool = False,
+        return_routing: bool = False,
+    ) -> Any:
         op, x = "MoE", jnp.asarray(x)
         features = x.shape[-1]
         check_options(
@@ -60,7 +67,7 @@ class MoE(linen.Module):
         w_in, w_out = weights("w_in", IN_INIT), weights("w_out", OUT_INIT)
         gate = weights("w_gate", IN_INIT) if self.gated else None
         x, w_in, gate, w_out = promote_dtype((x, w_in, gate, w_out), dtype=self.dtype)
-        y, losses = mixture(
+        mixed = mixture(
             op,
             x,
             router,
@@ -73,5 +80,6 @@ class MoE(linen.Module):
             capacity_factor=self.capacity_factor,
             block=self.block,
             schedule=check_schedule(op, self.schedule),
+            mask=mask,
         )
-        return (y, losses) if return_losses else y
+        return results(mixed, return_losses, return_routing)

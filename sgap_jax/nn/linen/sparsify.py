@@ -133,7 +133,7 @@ def sparsify(
         outer = [i for i, k in enumerate(contraction.kernel) if k in contraction.outputs]
         outer = [min(i, ndim - 1) for i in outer]  # a Conv's outputs are one axis
         params[(*path, "values")] = boxed_values(kernel, W.values, outer, ndim)
-        arrays = index_arrays(on_diagonal(op, W, contraction.blocks))
+        arrays = index_arrays(on_diagonal(f"{op}: {'/'.join(path)}", W, contraction.blocks))
         structure |= {(*path, "index_arrays", name): x for name, x in arrays.items()}
     made = {**variables, "params": unflatten_dict(params), "structure": unflatten_dict(structure)}
     return Sparsified(model, format, schedule), made
