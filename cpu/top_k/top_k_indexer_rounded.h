@@ -147,8 +147,10 @@ struct RowBound {
     const float small =
         (weights * (1 + greatest + keys.norm) + float(heads) * large) * float(depth) * 0x1p-122f;
     const float sum = 1.01f * (off + terms * 0x1p-22f * sizes * keys.norm) + small + 0x1p-120f;
+    // Before the factor of a key a sum is up to sizes * 2^16, whatever the keys' norm.
     const bool holds = greatest * keys.norm < kGreatestBound && weights < kGreatestBound &&
-                       sizes * keys.norm < kGreatestBound && sum < kGreatestBound;
+                       sizes < kGreatestBound && sizes * keys.norm < kGreatestBound &&
+                       sum < kGreatestBound;
     return holds ? sum : __builtin_inff();
   }
 };
@@ -215,7 +217,8 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
 }
 
 // SelectRow of scores that are off by at most `off`, where score(columns, count, out) computes some
-// without rounding, up to a multiple of a vector of them. -1 if too many would be computed.
+// without rounding, up to a multiple of a vector of them. -1 if too many would be computed, or if
+// `off` cannot be right.
 template <typename Score>
 int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
                       RowScratch<float>& scratch, const OpenColumns& open, int32_t* indices,
@@ -255,17 +258,21 @@ int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
     const Vector<K, N> keys = x >= high ? ~none : none;
     __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
   }
-  if (4 * opened > 3 * count) return -1;
-  score(open.columns, opened, open.scores);
-  for (int64_t i = 0; i < opened; i += N) {
-    Vector<float, N> x;
-    __builtin_memcpy(&x, open.scores + i, sizeof(x));
-    const auto keys = KeysOf<float, N>(x);
-    __builtin_memcpy(open.keys + i, &keys, sizeof(keys));
+  if (4 * opened > 3 * count || selected > k || selected + opened < k) return -1;
+  K kept = ~kAbsent<float> - 1;  // only those above have a greater key
+  int64_t above = selected;
+  if (above < k) {
+    score(open.columns, opened, open.scores);
+    for (int64_t i = 0; i < opened; i += N) {
+      Vector<float, N> x;
+      __builtin_memcpy(&x, open.scores + i, sizeof(x));
+      const auto keys = KeysOf<float, N>(x);
+      __builtin_memcpy(open.keys + i, &keys, sizeof(keys));
+    }
+    kept = KeyOfRank(open.keys, opened, k - selected, int64_t(0));
+    above += CountFrom<K>(open.keys, opened, kept + 1);
+    for (int64_t i = 0; i < opened; ++i) scratch.keys[open.places[i]] = open.keys[i];
   }
-  const K kept = KeyOfRank(open.keys, opened, k - selected, int64_t(0));
-  const int64_t above = selected + CountFrom<K>(open.keys, opened, kept + 1);
-  for (int64_t i = 0; i < opened; ++i) scratch.keys[open.places[i]] = open.keys[i];
   Keep(scratch, candidates, kept, above, k - above);
   __builtin_memcpy(indices, scratch.columns, size_t(k) * sizeof(int32_t));
   return int32_t(k);

@@ -327,6 +327,8 @@ def test_an_indexer_with_scores_that_are_no_numbers(target, dtype):
         ("a far key", "bfloat16"),
         ("no numbers", "float32"),
         ("zeros", "float32"),
+        ("great q, small keys", "float32"),
+        ("far above the others", "float32"),
     ],
 )
 def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
@@ -345,6 +347,10 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         q[30], weights[35, 0] = NAN, INF
     elif kind == "zeros":
         q[::3], weights[1::3] = 0, -3
+    elif kind == "great q, small keys":  # where sums of integers times weights overflow
+        q, keys, weights = np.ldexp(q, 48), np.ldexp(keys, -40), np.ldexp(weights, 60)
+    elif kind == "far above the others":  # k of them: none is scored again
+        q, keys[::2][:k], weights = abs(q), 1e4, abs(weights)
     operands = [cast(x, dtype) for x in (q, keys, weights)]
     q, keys, weights = (np.float64(x) for x in operands)
     with np.errstate(invalid="ignore"):
