@@ -234,8 +234,9 @@ def arrays_of(evaluation: Evaluation, schedule: LoopSchedule, operands: Sequence
         if access.format is not None:
             levels = given.structures[given.numbers[access.tensor]]
             for n, level in enumerate(levels, 1):
-                if level:
-                    arrays[f"{own.tensor}{n}_pos"], arrays[f"{own.tensor}{n}_crd"] = level
+                kinds = ("pos", "crd")[-len(level) :] if level else ()  # a singleton: "crd" alone
+                names = (f"{own.tensor}{n}_{kind}" for kind in kinds)
+                arrays |= zip(names, level, strict=True)
         if not access.pattern:
             values = "" if access.format is None else "_vals"
             arrays[own.tensor + values] = given.data[access.tensor]

@@ -28,6 +28,7 @@ from sgap_jax.compiler.notation.parse import expression_of
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import level_sizes
 from sgap_jax.formats.levels import CSR, Dense
 from sgap_jax.launch.nvrtc import CompilationError, NvrtcMissing
 from sgap_jax.primitives._define import (
@@ -297,8 +298,9 @@ def _hold(evaluation: Evaluation, operands: Sequence, ordered: bool = True) -> j
     for (format, shape), arrays in zip(evaluation.layouts, structures, strict=True):
         levels = format.levels[: stored_levels(format)]
         orders = "".join("." if level == Dense() else "<" for level in levels)
-        orders = orders if ordered else f"{orders[:-1]}."
-        sizes = [shape[mode] for mode in format.modes[: len(levels)]]
+        if not ordered:
+            orders = "." * len(levels) if format.is_coordinate else f"{orders[:-1]}."
+        sizes = level_sizes(shape, format)[: len(levels)]
         hold &= levels_hold(jax.tree.leaves(arrays), format, sizes, orders)
     return hold
 

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 
 from sgap_jax import (
+    BCSR,
     COO,
     CSC,
     CSF,
@@ -195,6 +196,26 @@ def test_schedules():
         evaluate(RESIDUAL, schedule=tiles, **operands(RESIDUAL, "complex64"))
     with pytest.raises(TypeError, match="schedule must be a Schedule"):
         evaluate(RESIDUAL, schedule=3, **given)
+
+
+@pytest.mark.parametrize("format", [COO, CVS(2), BCSR(2, 3), CSF(2)], ids=str)
+def test_schedules_of_one_operand_in_any_format(format):
+    """Loops of the caller's take formats that are not merged, checked or made under jit, and so do
+    their derivatives."""
+    text, given = "y(i) = A(i,j) * x(j)", operands("y(i) = A(i,j) * x(j)", A=format)
+    schedule = Schedule(parse(text, {"A": format}))
+    want = DENSE["A"] @ DENSE["x"]
+    run = functools.partial(evaluate, text, schedule=schedule)
+    np.testing.assert_array_equal(run(**given), want)
+    A = given["A"]
+    plain = dict(index_arrays=tuple(map(tuple, A.index_arrays)), transposed=None)
+    made = jax.jit(lambda A: run(A=dataclasses.replace(A, **plain), x=given["x"]))
+    np.testing.assert_array_equal(made(A), want)
+    loss = lambda values, x: run(A=A.with_values(values), x=x).sum()
+    values, x = jax.jit(jax.grad(loss, argnums=(0, 1)))(A.values, given["x"])
+    np.testing.assert_array_equal(x, DENSE["A"].sum(0))
+    stored = np.asarray(A.with_values(jnp.ones_like(A.values)).todense())
+    np.testing.assert_array_equal(A.with_values(values).todense(), stored * DENSE["x"])
 
 
 def test_index_arrays_may_hold_anything():
