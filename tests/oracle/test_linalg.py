@@ -232,6 +232,29 @@ def test_a_bound_that_the_norm_exceeds_gives_nan():
     for bound, wrong in ((39.0, True), (40.0, False)):
         found = jax.jit(partial(linalg.expm_multiply, norm_bound=bound))(A, b)
         assert np.isnan(found).all() == wrong == np.isnan(found).any()
+        f = lambda v, b: linalg.expm_multiply(A.with_values(v), b, norm_bound=bound).sum()  # noqa: B023
+        for d in jax.jit(jax.grad(f, (0, 1)))(A.values, jnp.asarray(b)):
+            assert np.isnan(d).all() == wrong == np.isnan(d).any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_exponential_of_halves_is_rounded_once(dtype):
+    A = of(np.diag([-8.0, 2.0])).astype(dtype)
+    found = linalg.expm_multiply(A, jnp.ones(2, dtype), 0.0, 1.0, 2)
+    assert found.dtype == dtype
+    want = np.exp([[0.0, 0.0], [-8.0, 2.0]])
+    np.testing.assert_allclose(np.float64(found), want, rtol=float(jnp.finfo(dtype).eps))
+
+
+def test_an_exponential_of_a_captured_matrix_of_another_dtype():
+    """A is a constant there: its norm is known, in B's dtype too."""
+    a = integers(5, 5) * (RNG.random((5, 5)) < 0.4)
+    X = RNG.standard_normal(5) * (1 + 1j)
+    want = scipy.linalg.expm(a) @ X
+    for A in (of(a), of(a).astype("int32")):
+        with jax.numpy_dtype_promotion("standard"):
+            found = jax.jit(lambda X: linalg.expm_multiply(A, X))(X)  # noqa: B023
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0, 0.01, 1, -3])
