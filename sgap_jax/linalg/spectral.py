@@ -317,7 +317,8 @@ def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArr
       A: sparse [k, k] in CSR, CSC, COO or CSF; its structure is concrete, or nse is given.
       n: from 0 on; the power 0 is the identity.
       nse: how many entries each product can store (static), as of `spgemm`; `overflow` of the
-        result counts those of the last product that did not fit.
+        result counts those of the last product that did not fit. If entries of a product before
+        that did not fit inside jit, the values are NaN; integers have no NaN, and are wrong.
 
     Returns a SparseArray [k, k] in A's dtype: A itself for n = 1, else in CSR, or CSC of a CSC
     array. Differentiable in the values, to any order. Each product rounds once, from sums in
@@ -334,10 +335,20 @@ def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArr
     if n == 0:
         return eye(A.shape[0], dtype=A.dtype, format=CSC if A.format == CSC else CSR)
     found, square = None, A
+    products = [A]  # the factors: A and, in order, all products
     while n:
-        if n & 1:
-            found = square if found is None else spgemm(found, square, nse=nse)
+        if n & 1 and found is not None:
+            products.append(spgemm(found, square, nse=nse))
+            found = products[-1]
+        elif n & 1:
+            found = square
         n >>= 1
-        square = spgemm(square, square, nse=nse) if n else square
-    assert found is not None
-    return found
+        if n:
+            products.append(spgemm(square, square, nse=nse))
+            square = products[-1]
+    assert found is products[-1]
+    lossy = [C for C in products[1:-1] if not C.is_checked]
+    if not lossy or not jnp.issubdtype(A.dtype, jnp.inexact):
+        return found
+    lost = sum(jnp.minimum(C.overflow, 1) for C in lossy)
+    return found.with_values(found.values * jnp.where(lost > 0, jnp.nan, 1).astype(A.dtype))

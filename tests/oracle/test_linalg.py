@@ -217,6 +217,17 @@ def test_powers():
     np.testing.assert_allclose(found, dense[np.nonzero(a)], rtol=1e-12)
 
 
+def test_a_power_whose_factors_did_not_fit_is_nan():
+    """A^3 has one entry, A^2 six: nobody asks A^2 for what did not fit."""
+    a = np.zeros((8, 8))
+    a[0, 1:4] = a[1:4, 4:7] = a[4:7, 7] = 1
+    for nse, right in ((5, False), (6, True)):
+        C = jax.jit(lambda A: linalg.matrix_power(A, 3, nse=nse))(of(a))  # noqa: B023
+        assert C.overflow == 0
+        assert np.array_equal(C.todense(), np.linalg.matrix_power(a, 3)) == right
+        assert np.isnan(C.values).any() != right
+
+
 @pytest.mark.parametrize(
     "times", [(0.0, 2.0, 3), (1.0, -1.0, 4, False), (0.5, 3.0, 1)], ids=lambda x: f"{x[2]}"
 )
