@@ -331,6 +331,7 @@ def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArr
     """
     op = "matrix_power"
     A = check_square(op, A)
+    checks.check_concrete(n, "n", op, "the number of products is static")
     n = checks.check_count(n, "n", op)
     if n == 0:
         return eye(A.shape[0], dtype=A.dtype, format=CSC if A.format == CSC else CSR)

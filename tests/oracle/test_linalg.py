@@ -316,6 +316,7 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.matrix_power(WIDE, 2), ValueError, ["matrix_power", "square"]),
         (lambda: linalg.matrix_power(A, -1), ValueError, ["matrix_power: n", "-1"]),
         (lambda: jax.jit(linalg.matrix_power, static_argnums=1)(A, 2), ValueError, ["traced"]),
+        (lambda: jax.jit(partial(linalg.matrix_power, A))(2), ValueError, ["products is static"]),
         (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
         (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
         (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
