@@ -224,7 +224,8 @@ class Operators(StoredArray):
         propagates. Differentiable in both values; equal elements share the gradient.
 
         With a number that is known, at most zero (at least zero, of `minimum`), each stored element
-        is compared with it. NotImplementedError for other scalars and for a dense array, with which
+        is compared with it, and a whole number beyond the range of the values' dtype as the end of
+        that range. NotImplementedError for other scalars and for a dense array, with which
         what is not stored counts.
         """
         return extremum(self, other, "maximum")
@@ -450,6 +451,12 @@ def extremum(A: Array, B: Any, name: str) -> Array:
         if number and np.ndim(B) == 0 and not checks.is_traced(B) and np.isrealobj(B):
             if (B <= 0) if name == "maximum" else (B >= 0):
                 A = _each_once(A)
+                dtype = jnp.result_type(A.dtype, getattr(B, "dtype", type(B)))
+                if jnp.issubdtype(dtype, jnp.integer):
+                    # JAX would wrap a number that the dtype does not hold: to compare with it is to
+                    # compare with the end of the range.
+                    limits = jnp.iinfo(dtype)
+                    B = jnp.asarray(min(max(int(B), limits.min), limits.max), dtype)
                 return replace(A, values=combine(A.values, B))
         call = f"jnp.{name}({{}}, x)"
         of = f"{what} of {type(B).__name__}"

@@ -15,7 +15,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.compose import eye
 from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.linalg.operands import check_right_side, check_square, floating, product
-from sgap_jax.primitives._define import check_sparse
+from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.spgemm import spgemm
 
 
@@ -239,48 +239,50 @@ def expm_multiply(
         start and stop it is time 1 alone.
       norm_bound: of a traced A (an argument of `jit`, or values of which a derivative is taken), a
         number that its 1-norm does not exceed: needed there. Where the norm is greater by more than
-        1%, the result is NaN, as there are too few terms.
+        1%, the result and its derivatives are NaN, as there are too few terms.
 
     Returns an array as B, or [num, ...] of them, in the promoted dtype of A and B, floating; sums
-    are carried in it. TypeError or ValueError for an A that is not a square SparseArray, a B that
-    does not match, one of start and stop, and a traced A without a bound.
+    are carried in float32 at least. TypeError or ValueError for an A that is not a square
+    SparseArray, a B that does not match, one of start and stop, and a traced A without a bound.
 
     Source: Al-Mohy and Higham, SIAM J. Sci. Comput. 33 (2011); `scipy.sparse.linalg.expm_multiply`.
     """
     op = "expm_multiply"
     A = check_square(op, A)
     B = check_right_side(op, A, B, "B")
-    A = A.astype(B.dtype)
+    dtype, wide = B.dtype, accumulator(B.dtype)
     given = norm_bound
     if given is None:
-        leaves = jax.tree.leaves(A)
-        if checks.is_traced(*leaves):
+        if checks.is_traced(*jax.tree.leaves(A)):
             raise ValueError(
                 f"{op}: norm_bound: A is traced, so its 1-norm is not known, and the number of "
                 "steps is static; pass a number that the norm does not exceed"
             )
         with jax.ensure_compile_time_eval():  # A may be a constant of a program
-            norm_bound = float(norm(A, 1))
+            norm_bound = float(norm(A.astype(wide), 1))
     checks.check_concrete(norm_bound, "norm_bound", op, "the number of steps is static")
     bound = float(norm_bound)  # type: ignore[arg-type]
     if not 0 <= bound < math.inf:
         raise ValueError(f"{op}: norm_bound: expected a finite number from 0 on, got {norm_bound}")
+    A, B = A.astype(wide), B.astype(wide)
     if given is not None:
         fixed = A.with_values(jax.lax.stop_gradient(A.values))
-        B = jnp.where(norm(fixed, 1) <= 1.01 * bound, B, jnp.nan)
+        # A factor, as the derivative of a choice between B and NaN would be zero.
+        B = B * jnp.where(norm(fixed, 1) <= 1.01 * bound, 1, jnp.nan).astype(B.real.dtype)
     if start is None and stop is None:
-        return _exponential(A, B, 1.0, *_steps_and_terms(bound))
+        return _exponential(A, B, 1.0, *_steps_and_terms(bound)).astype(dtype)
     checks.check_concrete((start, stop), "start and stop", op, "the number of steps is static")
     if start is None or stop is None or not math.isfinite(start) or not math.isfinite(stop):
         raise ValueError(f"{op}: expected both start and stop, finite, got {start} and {stop}")
     num = checks.check_count(num, "num", op)
     endpoint = checks.check_flag(endpoint, "endpoint", op)
-    _, apart = np.linspace(start, stop, max(num, 2), endpoint=endpoint, retstep=True)
+    _, step = np.linspace(start, stop, max(num, 2), endpoint=endpoint, retstep=True)
+    start, apart = float(start), float(step)  # of no dtype
     first = _exponential(A, B, start, *_steps_and_terms(abs(start) * bound))
     steps, terms = _steps_and_terms(abs(apart) * bound)
 
     def later(X: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
-        return _exponential(A, X, apart, steps, terms), X
+        return _exponential(A, X, apart, steps, terms), X.astype(dtype)
 
     return jax.lax.scan(later, first, None, length=num)[1]
 
@@ -315,7 +317,8 @@ def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArr
       A: sparse [k, k] in CSR, CSC, COO or CSF; its structure is concrete, or nse is given.
       n: from 0 on; the power 0 is the identity.
       nse: how many entries each product can store (static), as of `spgemm`; `overflow` of the
-        result counts those of the last product that did not fit.
+        result counts those of the last product that did not fit. If entries of a product before
+        that did not fit inside jit, the values are NaN; integers have no NaN, and are wrong.
 
     Returns a SparseArray [k, k] in A's dtype: A itself for n = 1, else in CSR, or CSC of a CSC
     array. Differentiable in the values, to any order. Each product rounds once, from sums in
@@ -328,14 +331,25 @@ def matrix_power(A: SparseArray, n: int, *, nse: int | None = None) -> SparseArr
     """
     op = "matrix_power"
     A = check_square(op, A)
+    checks.check_concrete(n, "n", op, "the number of products is static")
     n = checks.check_count(n, "n", op)
     if n == 0:
         return eye(A.shape[0], dtype=A.dtype, format=CSC if A.format == CSC else CSR)
     found, square = None, A
+    products = [A]  # the factors: A and, in order, all products
     while n:
-        if n & 1:
-            found = square if found is None else spgemm(found, square, nse=nse)
+        if n & 1 and found is not None:
+            products.append(spgemm(found, square, nse=nse))
+            found = products[-1]
+        elif n & 1:
+            found = square
         n >>= 1
-        square = spgemm(square, square, nse=nse) if n else square
-    assert found is not None
-    return found
+        if n:
+            products.append(spgemm(square, square, nse=nse))
+            square = products[-1]
+    assert found is products[-1]
+    lossy = [C for C in products[1:-1] if not C.is_checked]
+    if not lossy or not jnp.issubdtype(A.dtype, jnp.inexact):
+        return found
+    lost = sum(jnp.minimum(C.overflow, 1) for C in lossy)
+    return found.with_values(found.values * jnp.where(lost > 0, jnp.nan, 1).astype(A.dtype))

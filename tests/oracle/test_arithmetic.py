@@ -55,6 +55,16 @@ def test_two_patterns(format):
     same(A + 0.0, a)
 
 
+def test_extrema_with_numbers_that_the_dtype_does_not_hold():
+    for dtype, x in (("uint8", -1), ("uint8", 300), ("int8", 300), ("int8", np.int64(-(2**40)))):
+        a = np.asarray([[100, 0], [0, 1]], dtype)
+        A = SparseArray.from_dense(a)
+        with jax.numpy_dtype_promotion("standard"):
+            found = A.maximum(x) if x < 0 else A.minimum(x)
+        np.testing.assert_array_equal(found.todense(), a)
+        assert found.dtype == (np.result_type(dtype, x) if isinstance(x, np.int64) else dtype)
+
+
 @pytest.mark.parametrize("format", [CSR, COO.transposed, BCSR(4, 3)], ids=str)
 def test_comparisons(format):
     """With numbers of which zero compares false. A has stored zeros too."""

@@ -217,6 +217,17 @@ def test_powers():
     np.testing.assert_allclose(found, dense[np.nonzero(a)], rtol=1e-12)
 
 
+def test_a_power_whose_factors_did_not_fit_is_nan():
+    """A^3 has one entry, A^2 six: nobody asks A^2 for what did not fit."""
+    a = np.zeros((8, 8))
+    a[0, 1:4] = a[1:4, 4:7] = a[4:7, 7] = 1
+    for nse, right in ((5, False), (6, True)):
+        C = jax.jit(lambda A: linalg.matrix_power(A, 3, nse=nse))(of(a))  # noqa: B023
+        assert C.overflow == 0
+        assert np.array_equal(C.todense(), np.linalg.matrix_power(a, 3)) == right
+        assert np.isnan(C.values).any() != right
+
+
 @pytest.mark.parametrize(
     "times", [(0.0, 2.0, 3), (1.0, -1.0, 4, False), (0.5, 3.0, 1)], ids=lambda x: f"{x[2]}"
 )
@@ -232,6 +243,29 @@ def test_a_bound_that_the_norm_exceeds_gives_nan():
     for bound, wrong in ((39.0, True), (40.0, False)):
         found = jax.jit(partial(linalg.expm_multiply, norm_bound=bound))(A, b)
         assert np.isnan(found).all() == wrong == np.isnan(found).any()
+        f = lambda v, b: linalg.expm_multiply(A.with_values(v), b, norm_bound=bound).sum()  # noqa: B023
+        for d in jax.jit(jax.grad(f, (0, 1)))(A.values, jnp.asarray(b)):
+            assert np.isnan(d).all() == wrong == np.isnan(d).any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_exponential_of_halves_is_rounded_once(dtype):
+    A = of(np.diag([-8.0, 2.0])).astype(dtype)
+    found = linalg.expm_multiply(A, jnp.ones(2, dtype), 0.0, 1.0, 2)
+    assert found.dtype == dtype
+    want = np.exp([[0.0, 0.0], [-8.0, 2.0]])
+    np.testing.assert_allclose(np.float64(found), want, rtol=float(jnp.finfo(dtype).eps))
+
+
+def test_an_exponential_of_a_captured_matrix_of_another_dtype():
+    """A is a constant there: its norm is known, in B's dtype too."""
+    a = integers(5, 5) * (RNG.random((5, 5)) < 0.4)
+    X = RNG.standard_normal(5) * (1 + 1j)
+    want = scipy.linalg.expm(a) @ X
+    for A in (of(a), of(a).astype("int32")):
+        with jax.numpy_dtype_promotion("standard"):
+            found = jax.jit(lambda X: linalg.expm_multiply(A, X))(X)  # noqa: B023
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0, 0.01, 1, -3])
@@ -282,6 +316,7 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.matrix_power(WIDE, 2), ValueError, ["matrix_power", "square"]),
         (lambda: linalg.matrix_power(A, -1), ValueError, ["matrix_power: n", "-1"]),
         (lambda: jax.jit(linalg.matrix_power, static_argnums=1)(A, 2), ValueError, ["traced"]),
+        (lambda: jax.jit(partial(linalg.matrix_power, A))(2), ValueError, ["products is static"]),
         (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
         (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
         (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
