@@ -329,6 +329,7 @@ def test_an_indexer_with_scores_that_are_no_numbers(target, dtype):
         ("zeros", "float32"),
         ("great q, small keys", "float32"),
         ("far above the others", "float32"),
+        ("keys off one way", "float32"),
     ],
 )
 def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
@@ -351,6 +352,10 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         q, keys, weights = np.ldexp(q, 48), np.ldexp(keys, -40), np.ldexp(weights, 60)
     elif kind == "far above the others":  # k of them: none is scored again
         q, keys[::2][:k], weights = abs(q), 1e4, abs(weights)
+    elif kind == "keys off one way":  # in steps of 4: 401 loses 1, 399 and 403 gain 1
+        q, keys, weights[:] = np.ones_like(q), np.zeros_like(keys), 1
+        keys[::3, :11], keys[::3, 11:], keys[1::9] = 403, 399, 401
+        keys[:, 0] = 4 * 8189.5
     operands = [cast(x, dtype) for x in (q, keys, weights)]
     q, keys, weights = (np.float64(x) for x in operands)
     with np.errstate(invalid="ignore"):

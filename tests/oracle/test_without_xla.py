@@ -276,6 +276,7 @@ def test_short_rows_of_one_column_beside_nan(dtype, isa):
     which a task may end after, and some long ones among them."""
     rng, k = np.random.default_rng(11), 300
     lengths = rng.permutation([*range(20)] * 8 + [0] * 40 + [63, 64, 65, 68, 69, 84, 85, 300])
+    lengths = np.r_[lengths, 5, 2]  # a group of the last but one would end behind the last entry
     case = from_row_lengths("rows", k, lengths, padding=3)
     case.column_indices[-3:] = 2**30
     x = dense_operand(case, 1)
