@@ -54,7 +54,8 @@ bool IndicesHold(const int32_t* indices, int64_t count, int64_t size) {
     const auto index = uint32_t(indices[p]);
     greatest = index > greatest ? index : greatest;
   }
-  return count == 0 || greatest < uint32_t(size);
+  constexpr int64_t kMost = INT64_C(1) << 31;  // more than any index
+  return count == 0 || greatest < uint32_t(size < kMost ? size : kMost);
 }
 
 // Whether offsets rise from 0 to at most nnz and never fall.

@@ -373,7 +373,7 @@ struct NarrowTile {
   static void RunGroups(const RowBlock<T, X>& block) {
     if (block.carry) return RunLong<false>(block);
     int64_t inside = block.rows;  // after these rows no group ends outside of the task
-    while (inside > 0 && block.offsets[inside] + 4 > block.entry_end) --inside;
+    while (inside > 0 && block.entry_end - block.offsets[inside] < 4) --inside;
     SumGroups<true>(block, 0, inside);
     SumGroups<false>(block, inside, block.rows);
   }

@@ -67,7 +67,7 @@ constexpr int64_t RoundedPanelBytes(int64_t depth) {
 
 // Bytes that a task needs for rounded q of so many pairs, and for the columns of a row whose scores
 // are computed without rounding.
-constexpr int64_t RoundedScratch(int64_t pairs, int64_t columns, int64_t depth) {
+constexpr int64_t RoundedScratchBytes(int64_t pairs, int64_t columns, int64_t depth) {
   return 4 * pairs * (RoundedWords(depth) + 1) + 4 * 4 * (columns + 64) + 8 * 64 +
          4 * (depth + 1) * (pairs + 32);
 }
@@ -78,7 +78,7 @@ constexpr int64_t TopKIndexerScratch(int64_t rows, int64_t columns, int64_t head
   const int64_t pairs = (rows * heads + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
   const int64_t wide = columns + kPanelColumns, deep = depth + kPanelPart;
   return 8 * (rows * wide + pairs * deep) + TopKScratch(columns) + 3 * 64 +
-         RoundedScratch(pairs, columns, depth);
+         RoundedScratchBytes(pairs, columns, depth);
 }
 
 // The same for a task of either phase where there are few rows.
