@@ -1,5 +1,7 @@
 """Every CPU instruction set in one process: matrix x dtype x instruction set, on the handlers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from battery import BATTERY, cast, from_row_lengths
@@ -161,9 +163,12 @@ def test_softmax_of_rows_of_every_length(dtype, isa):
         attributes = dict(chunk_nonzeros=256, scale=scale)
         return run("sgap_sparse_softmax_csr_v1", arrays, [like], attributes, isa)[0][0]
 
+    far = dataclasses.replace(case, values=300 * case.values - 1000)  # of one sign, or nearly
     for scale in (0.5, -0.5):
         found = softmax(values, scale)
         assert_within(found, *softmax_oracle(case, dtype, scale))
+        expected, bound = softmax_oracle(far, dtype, scale)
+        assert_within(softmax(cast(far.values, dtype)[None], scale), expected, bound + 1e-30)
         for nan in (np.nan, -np.nan):
             changed = values.copy()
             changed[0, first[::3]] = nan
@@ -195,23 +200,25 @@ def test_extrema_where_columns_are_used_often(dtype, isa):
             zeros[::7] = 0
             special.append((zeros, changed))
         special.append((np.where(np.arange(len(values)) == 299, bad, values), x * 0))
-    for given, dense in special:
-        a, b = cast(given, dtype), cast(dense, dtype)
-        results = [((1, m, n), b.dtype), ((1, m, n), np.int32)]
-        arrays = (a[None], offsets, indices, NONE, b[None])
+    for given, dense in special:  # beside a batch element of numbers
+        a, b = cast(np.stack([values, given]), dtype), cast(np.stack([x, dense]), dtype)
+        results = [((2, m, n), b.dtype), ((2, m, n), np.int32)]
+        arrays = (a, offsets, indices, NONE, b)
         attributes = dict(add=False, minimum=False, chunk_nonzeros=64)
         y, arg = run("sgap_gspmm_csr_v1", arrays, results, attributes, isa)
         results[1] = ((0,), np.int32)  # not wanted
         without, _ = run("sgap_gspmm_csr_v1", arrays, results, attributes, isa)
         wide = "float64" if dtype == "float64" else "float32"
         with np.errstate(invalid="ignore"):
-            messages = (a.astype(wide)[:, None] * b.astype(wide)[indices]).reshape(m, -1, n)
-        first = np.where(np.isnan(messages), np.inf, messages).argmax(1)
-        first = np.where(np.isnan(messages).any(1), np.isnan(messages).argmax(1), first)
-        expected = np.take_along_axis(messages, first[:, None], 1)[:, 0].astype(b.dtype)
-        np.testing.assert_array_equal(arg[0], first + offsets[:-1, None])
+            messages = a.astype(wide)[:, :, None] * b.astype(wide)[:, indices]
+        messages = messages.reshape(2, m, -1, n)
+        nan = np.isnan(messages)
+        first = np.where(nan, np.inf, messages).argmax(2)
+        first = np.where(nan.any(2), nan.argmax(2), first)
+        expected = np.take_along_axis(messages, first[:, :, None], 2)[:, :, 0].astype(b.dtype)
+        np.testing.assert_array_equal(arg, first + offsets[:-1, None])
         for found in (y, without):
-            np.testing.assert_array_equal(found[0].astype(float), expected.astype(float))
+            np.testing.assert_array_equal(found.astype(float), expected.astype(float))
 
 
 @isas
