@@ -378,12 +378,13 @@ def test_samples_of_relations():
     the graph. One program for all samples."""
     rng, n = np.random.default_rng(0), {"user": 9, "item": 7}
     names = [("user", "buys", "item"), ("item", "of", "user"), ("user", "knows", "user")]
+    names.append(("user", "sells", "item"))  # one hop adds users by it and by the first
     dense = {
         k: (rng.random((n[k[2]], n[k[0]])) < 0.4) * rng.random((n[k[2]], n[k[0]])) for k in names
     }
     of = {
         k: SparseArray.from_dense(v, format=f)
-        for (k, v), f in zip(dense.items(), FORMATS, strict=True)
+        for (k, v), f in zip(dense.items(), [*FORMATS, FORMATS[0]], strict=True)
     }
     X = {kind: rng.standard_normal((size, 2)) for kind, size in n.items()}
 
@@ -409,7 +410,7 @@ def test_samples_of_relations():
     every = graphs.NeighborSampler(of, (-1, -1), 3, kind="item")
     assert every.capacities[0] == {"user": 0, "item": 3} and every.num_nodes == 7
     for seeds, sample in every.epoch(np.arange(7)):
-        assert [set(blocks) for blocks in sample.blocks] == [set(names), {names[0]}]
+        assert [set(blocks) for blocks in sample.blocks] == [set(names), {names[0], names[3]}]
         own = np.asarray(sample.is_seed)
         np.testing.assert_allclose(both(sample)[own], expected[seeds[own]], atol=1e-12)
     assert len(traced) == 1
