@@ -95,9 +95,8 @@ std::string TakeArrays(ffi::RemainingArgs args, ffi::RemainingRets rets, Compile
     if (!*static_cast<const bool*>(args.get<ffi::AnyBuffer>(inputs)->untyped_data())) {
       return "the index arrays of a sparse operand are not those that were checked when it was "
              "made: one is out of range, or not in the order that loops need. Something changed "
-             "them "
-             "(jax.tree.map and psum change every array of a pytree); make a new operand with "
-             "from_arrays, or change its values alone (A.with_values)";
+             "them (jax.tree.map and psum change every array of a pytree); make a new operand "
+             "with from_arrays, or change its values alone (A.with_values)";
     }
   }
   const size_t count = inputs + rets.size();
