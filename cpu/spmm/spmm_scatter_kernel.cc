@@ -311,11 +311,9 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   alignas(64) T staged[kBlock + kCopies];
   const int32_t* const offsets = args.offsets;
   const int32_t* const indices = args.indices;
-  const auto size = uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
-  const int64_t before = offsets[0], entries = offsets[args.blocks] - before;
-  const int64_t last = before + entries * (number + 1) / args.pieces;
+  const uint32_t size = SizeOf(args);
   const bool short_rows = offsets[args.blocks] < kShortRow * args.blocks;
-  int64_t p = before + entries * number / args.pieces;
+  auto [p, last] = ShareOf(args, number);
   if (p == last) return;
   int64_t row = RowOfEntry(offsets, args.blocks, p);
   while (p < last) {
