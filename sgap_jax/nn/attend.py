@@ -68,6 +68,16 @@ def as_slopes(op: str, alibi: Any, heads: int) -> tuple[float, ...] | None:
     return tuple(float(x) for x in slopes)
 
 
+def has_sinks(op: str, sinks: Any) -> bool:
+    """The argument `sinks` of a layer, whose values are a parameter."""
+    if not isinstance(sinks, bool):
+        raise TypeError(
+            f"{op}: sinks: expected True or False, got {sinks!r}; their values are the layer's "
+            "parameter `sinks`"
+        )
+    return sinks
+
+
 def rotary_embedding(x: Any, positions: Any, *, base: float = 10000.0) -> jax.Array:
     """Rotates features of queries or keys by angles that grow with their positions:
 

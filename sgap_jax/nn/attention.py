@@ -17,6 +17,7 @@ from sgap_jax.nn.attend import (
     attend,
     check_inputs,
     check_patterns,
+    has_sinks,
     rotated,
 )
 from sgap_jax.nn.decoding import attend_next
@@ -199,7 +200,7 @@ class SparseMultiHeadAttention(ProjectedAttention):
         self.scale = None if scale is None else float(scale)
         self.score_mod = score_mod
         zeros = jnp.zeros(num_heads, self.param_dtype)
-        self.sinks: Any = nnx.Param(zeros) if sinks else nnx.data(None)
+        self.sinks: Any = nnx.Param(zeros) if has_sinks(op, sinks) else nnx.data(None)
         self.alibi = as_slopes(op, alibi, num_heads)
         if relative_bias is None:
             self.relative_bias: Any = nnx.data(None)

@@ -120,7 +120,13 @@ def layer_filter(where: Any) -> Callable[[Any, Any], bool]:
     if isinstance(where, list | tuple):
         return nnx.filterlib.to_predicate(nnx.Any(*map(layer_filter, where)))
     where = nnx.PathContains(where) if isinstance(where, str) else where
-    return nnx.filterlib.to_predicate(where)
+    try:
+        return nnx.filterlib.to_predicate(where)
+    except (TypeError, ValueError) as failure:  # Flax's message of some types fails itself
+        raise TypeError(
+            "sparsify: where: expected a name in the path, a list of names, a function "
+            f"(path, layer) -> bool or an nnx filter, got {where!r}"
+        ) from failure
 
 
 def pruned_alike(

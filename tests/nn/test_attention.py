@@ -328,6 +328,10 @@ def test_scale_sinks_and_a_function_of_the_scores():
     thin = snn.SparseSelfAttention(H, **options, **FLOAT64)
     made = jax.eval_shape(lambda: thin.init_with_output(jax.random.key(0), x, pattern=pattern))
     assert made[0].shape == x.shape and made[1]["params"]["sinks"].shape == (H,)
+    with pytest.raises(TypeError, match="sinks: expected True or False, got 1.5"):
+        nn.SparseSelfAttention.from_dense(dense(), pattern, sinks=1.5)
+    with pytest.raises(TypeError, match="sinks: expected True or False, got 1.5"):
+        snn.SparseSelfAttention(H, sinks=1.5).init(jax.random.key(0), x, pattern=pattern)
 
 
 @pytest.mark.parametrize("each", [False, True])

@@ -107,6 +107,8 @@ def test_models_are_changed_in_place():
     assert nnx.jit(lambda model, x: model(x))(model, x).shape == (3, 5, 4)
     with pytest.raises(ValueError, match="expected a Linear, LinearGeneral, Einsum or Conv"):
         nn.sparsify(model, 0.5, where="attention")
+    with pytest.raises(TypeError, match=r"where: expected a name .*, got \{'up'\}"):
+        nn.sparsify(model, 0.5, where={"up"})
 
 
 def test_global_scope_compares_all_layers():

@@ -17,6 +17,7 @@ from sgap_jax.nn.attend import (
     attend,
     check_inputs,
     check_patterns,
+    has_sinks,
     rotated,
 )
 from sgap_jax.nn.decoding import attend_next
@@ -146,7 +147,7 @@ class SparseMultiHeadAttention(ProjectedAttention):
             table = self.param("relative_bias", ZEROS, shape, self.param_dtype)
         own: dict[str, Any] = dict(softcap=self.softcap, relative_bias=table)
         own["scale"] = self.scale
-        if self.sinks:
+        if has_sinks(op, self.sinks):
             own["sinks"] = self.param("sinks", ZEROS, (self.num_heads,), self.param_dtype)
         own["alibi_slopes"] = as_slopes(op, self.alibi, self.num_heads)
         if paged_cache is not None:
