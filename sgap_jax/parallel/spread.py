@@ -5,30 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import BCSR, CSR, CVS, Format
 from sgap_jax.formats.vectors import tile
-from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
-from sgap_jax.parallel.exchange import Exchange, swapped
-from sgap_jax.parallel.global_columns import to_all
-from sgap_jax.parallel.global_rows import entries_of, global_rows, padded_global
 from sgap_jax.parallel.metis import by_metis
-from sgap_jax.parallel.part import Cover, GlobalRows, Share
 from sgap_jax.parallel.partitioned import PartitionedArray
-from sgap_jax.parallel.plan import NONE, Compressed, Sizes, bounds_of, padded, piece, sent_rows
+from sgap_jax.parallel.placement import Placement, from_all, placed
+from sgap_jax.parallel.plan import Compressed, bounds_of
 from sgap_jax.parallel.plan import rows_of as rows_of_blocks
-from sgap_jax.parallel.second_axis import Shared, shared_exchange
 
 
 def partition(
@@ -85,7 +78,8 @@ def partition(
     if not isinstance(A, SparseArray):
         made = "; SparseArray.from_scipy(A) is one" if scipy.sparse.issparse(A) else ""
         raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}{made}")
-    parts = _parts_of("partition", mesh, axis, second)
+    at = Placement.of("partition", mesh, axis, second)
+    parts = at.parts
     if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
     (m, k), permutation = A.shape, None
@@ -123,7 +117,7 @@ def partition(
         data = part.data if format == CSR else values[part.data]
         return Compressed(data, part.indptr, part.indices)
 
-    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation, second, format)
+    return placed(rows_of, bounds, k, A.dtype, at, permutation, second, format)
 
 
 def _stored_format(A: SparseArray) -> Format:
@@ -222,8 +216,8 @@ def from_parts(
       TypeError: `parts` is no mapping and no function, a part no sparse matrix, or mesh no Mesh.
       ValueError: no such axis, a part that is missing, or parts with different numbers of columns.
     """
-    count = _parts_of("from_parts", mesh, axis, second)
-    mine = _local_parts(mesh, axis)
+    at = Placement.of("from_parts", mesh, axis, second)
+    mine = at.mine
     found: dict[int, SparseArray] = {}
     try:
         if not (callable(parts) or isinstance(parts, Mapping)):
@@ -239,9 +233,9 @@ def from_parts(
         }
         table = {p: x[:5] for p, x in table.items()}
     except Exception:
-        _from_all({p: np.full(5, -1) for p in mine}, count)  # the others wait for this process
+        from_all({p: np.full(5, -1) for p in mine}, at.parts)  # the others wait for this process
         raise
-    sizes = _from_all(table, count)
+    sizes = from_all(table, at.parts)
     if (sizes < 0).any():
         failed = np.flatnonzero((sizes < 0).any(1)).tolist()
         raise ValueError(f"from_parts: the processes of parts {failed} have none; see their errors")
@@ -257,7 +251,7 @@ def from_parts(
     def rows_of(p: int) -> Compressed:
         return _arrays(found.pop(p), format)
 
-    return _spread(rows_of, bounds, k, dtype, mesh, axis, None, second, format)
+    return placed(rows_of, bounds, k, dtype, at, None, second, format)
 
 
 def _common_format(blocks: np.ndarray) -> Format:
@@ -312,13 +306,12 @@ def read(
       NotImplementedError: another kind of file.
       OSError: the file cannot be opened.
     """
-    parts = _parts_of("parallel.read", mesh, axis, second)
-    mine = _local_parts(mesh, axis)
+    at = Placement.of("parallel.read", mesh, axis, second)
     found: dict[int, SparseArray] = {}
 
     def rows_of(p: int) -> SparseArray:
         if not found:  # at the first part: a failure then reaches the other processes
-            found.update(_rows_of_file(path, rows, parts, mine, dtype))
+            found.update(_rows_of_file(path, rows, at.parts, at.mine, dtype))
         return found[p]
 
     return from_parts(rows_of, mesh, axis, second=second)
@@ -351,280 +344,3 @@ def _code(dtype: Any) -> int:
     if np.dtype(dtype) not in _DTYPES:
         raise ValueError(f"from_parts: no arrays of {dtype}")
     return _DTYPES.index(np.dtype(dtype))
-
-
-def _parts_of(op: str, mesh: Any, axis: Any, second: Any = None) -> int:
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"{op}: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
-    if axis not in mesh.axis_names:
-        raise ValueError(f"{op}: axis: expected one of {list(mesh.axis_names)}, got {axis!r}")
-    others = [name for name in mesh.axis_names if name != axis]
-    if second is not None and second not in others:
-        if second == axis:
-            raise ValueError(
-                f"{op}: second: {axis!r} has the parts already; expected another axis of the mesh, "
-                f"of {others}, or None"
-            )
-        raise ValueError(f"{op}: second: expected one of {others} or None, got {second!r}")
-    parts: int = mesh.shape[axis]
-    return parts
-
-
-def _local_parts(mesh: Mesh, axis: str) -> list[int]:
-    """The parts that devices of this process have."""
-    sharding = NamedSharding(mesh, jax.P(axis))
-    indices = sharding.addressable_devices_indices_map((mesh.shape[axis],)).values()
-    if not indices:
-        raise ValueError(f"no device of the mesh {mesh} belongs to process {jax.process_index()}")
-    return sorted({_start(index) for index in indices})
-
-
-def _start(index: tuple[slice, ...] | None) -> int:
-    """The part of an index into an array [parts, ...]."""
-    assert index is not None
-    return index[0].start or 0
-
-
-def _rest(index: tuple[slice, ...] | None) -> tuple[slice, ...]:
-    """An index into an array [parts, ...], without which part."""
-    assert index is not None
-    return (slice(None), *index[1:])
-
-
-def _from_all(mine: Mapping[int, np.ndarray], parts: int) -> np.ndarray:
-    """[parts, n]: what the processes know of their parts, from int arrays [n] of each."""
-    if jax.process_count() == 1:
-        return np.stack([mine[p] for p in range(parts)])
-    (width,) = {len(x) for x in mine.values()} or {0}
-    width = int(np.max(multihost_utils.process_allgather(np.int32(width))))
-    filled = np.full((parts, width), np.iinfo(np.int32).min, np.int32)
-    for p, x in mine.items():
-        filled[p] = x
-    everything = np.asarray(multihost_utils.process_allgather(filled))
-    return everything.max(0).astype(np.int64)
-
-
-def _spread(
-    rows_of: Callable[[int], Any],
-    row_bounds: np.ndarray,
-    k: int,
-    dtype: Any,
-    mesh: Mesh,
-    axis: str,
-    permutation: np.ndarray | None,
-    second: str | None,
-    format: Format,
-) -> PartitionedArray:
-    """The array of parts whose rows, in a format, `rows_of` gives."""
-    m, parts, size = int(row_bounds[-1]), len(row_bounds) - 1, tile(format)
-    high, wide = size
-    # Of the grid of vectors or blocks.
-    column_bounds = bounds_of("even", np.zeros(k // wide), parts)
-    column_bounds = row_bounds // wide if m == k else column_bounds
-    pieces, covers = {}, {}
-    for p in _local_parts(mesh, axis):
-        arrays = rows_of(p)
-        arrays = arrays._replace(values=arrays.values.astype(dtype))
-        pieces[p] = piece(p, arrays, column_bounds)
-        if format == CSR:  # a smallest cover of entries; blocks send rows of B
-            covers[p] = cover(pieces[p], column_bounds)
-    known = {p: [x.counts(column_bounds)] for p, x in pieces.items()}
-    for p, of_part in covers.items():
-        known[p] += [of_part.counts()]
-    counts = _from_all({p: np.concatenate(x) for p, x in known.items()}, parts)
-    counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
-    entries = tuple((counts[:, :2].sum(1) * high * wide).tolist())
-    sizes = Sizes.of(counts, column_bounds, size)
-    if parts * max(sizes.rows, sizes.columns) > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"partition: rows: {parts} parts, each padded to {max(sizes.rows, sizes.columns):,} "
-            "rows as the largest, have more than int32 counts; expected more even parts"
-        )
-
-    def stacked(each: Mapping[int, Any], *axes: str | None) -> Any:
-        """Pytrees of NumPy arrays of the parts as one of arrays [parts, ...], split over the axis
-        and, by the next dimensions, over other ones."""
-        over = NamedSharding(mesh, jax.P(axis, *axes))
-        leaves = {p: [np.asarray(x) for x in jax.tree.leaves(tree)] for p, tree in each.items()}
-        (any_part, *_), structure = leaves, jax.tree.structure(next(iter(each.values())))
-
-        def leaf(i: int) -> jax.Array:
-            first = leaves[any_part][i]
-            return jax.make_array_from_callback(
-                (parts, *first.shape), over, lambda at: leaves[_start(at)][i][None][_rest(at)]
-            )
-
-        return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
-
-    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """What the parts here are sent of the plan, by whom it concerns."""
-        if jax.process_count() == 1:
-            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
-        over_devices = _told(exchange, stacked(mine), mesh, axis)
-        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
-
-    copies = 1 if second is None else mesh.shape[second]
-    exchange, to_each = Exchange.of(counts[:, 4:], wide), NONE
-    of_copy = None
-    if copies > 1 and format == CSR:  # entries and messages are shared one by one
-        of_copy = shared_exchange(exchange, copies, sizes.rows)
-    if of_copy is None:
-        exchange, to_each = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
-    plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
-    grid_bounds = row_bounds // high
-    queries = global_rows(pieces, exchange, grid_bounds, column_bounds, size, told, _from_all)
-
-    # By what decides which columns go to all, where some do.
-    def rows(x: Exchange) -> tuple[int, ...]:
-        return (x.sent, x.received) if len(to_each) else (x.total,)
-
-    if plan is not None and rows(plan.exchange) >= rows(exchange):
-        plan = None
-    local, halves, shared, some = {}, {}, {}, {}
-    for p in list(pieces):
-        found = pieces.pop(p)
-        local[p] = padded(found, sizes, exchange, column_bounds, size, to_each)
-        if of_copy is not None:
-            shared[p] = Shared(found, local[p], exchange, of_copy, copies)
-        if queries is not None:
-            some[p] = padded_global(
-                found, local[p], queries, sizes, grid_bounds, column_bounds, size
-            )
-        if plan is not None:
-            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
-
-    def made(x: Compressed, rows: int, columns: int) -> SparseArray:
-        stored = (len(x.values), *format.block_shape)
-        values = x.values if x.values.shape == stored else np.zeros(stored, bool)
-        array = SparseArray.from_arrays(values, *x[1:], shape=(rows, columns), format=format)
-        return replace(array, values=x.values)  # places of `merged` are one for each block
-
-    def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
-        return stacked({p: made(x, rows, columns) for p, x in arrays.items()})
-
-    def of_copies(arrays: Mapping[int, list[Compressed]], columns: int) -> SparseArray:
-        trees = {p: [made(x, sizes.rows, columns) for x in each] for p, each in arrays.items()}
-        return stacked(
-            {p: jax.tree.map(lambda *x: np.stack(x), *each) for p, each in trees.items()}, second
-        )
-
-    def of_rows(name: str, columns: int) -> SparseArray:
-        return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
-
-    requests = told(exchange.back, {p: x.requests for p, x in local.items()})
-    asked = {
-        p: sent_rows(p, x, to_each, exchange, column_bounds, wide) for p, x in requests.items()
-    }
-    share = None
-    if of_copy is not None:
-        counts = _from_all({p: x.counts() for p, x in shared.items()}, parts)
-        shares = {p: x.padded(sizes, int(counts.max())) for p, x in shared.items()}
-        sends = told(of_copy.back, {p: x.requests for p, x in shares.items()})
-        share = Share(
-            own=of_copies({p: x.own for p, x in shares.items()}, sizes.columns),
-            foreign=of_copies({p: x.foreign for p, x in shares.items()}, of_copy.received),
-            sends=stacked({p: x.T for p, x in sends.items()}, second),
-            exchange=of_copy,
-        )
-    of_attention = None
-    if queries is not None:
-        entries_there = told(queries.biases, {p: x.entries.T for p, x in some.items()})
-        requests = told(queries.keys.back, {p: x.other.requests for p, x in some.items()})
-        keys = (queries.to_each, queries.keys, column_bounds, wide)
-        of_attention = GlobalRows(
-            merged=matrices(
-                {p: x.other.merged for p, x in some.items()}, sizes.rows, queries.sizes.table
-            ),
-            table_places=stacked({p: x.other.table for p, x in some.items()}),
-            table_names=stacked({p: x.other.names for p, x in some.items()}),
-            sends=stacked({p: sent_rows(p, x, *keys) for p, x in requests.items()}),
-            entries=matrices(
-                {
-                    p: entries_of(p, queries, x.own, entries_there[p].T, sizes)
-                    for p, x in some.items()
-                },
-                len(queries.rows) * high,
-                sizes.columns,
-            ),
-            row_names=stacked({p: x.row_names for p, x in some.items()}),
-            column_names=stacked({p: x.column_names for p, x in some.items()}),
-            query_sends=stacked({p: x.query_sends for p, x in some.items()}),
-            bias_sends=stacked({p: x.bias_sends for p, x in some.items()}),
-            exchange=queries.keys,
-            queries=queries.queries,
-            biases=queries.biases,
-        )
-    whole = PartitionedArray(
-        own=of_rows("own", sizes.columns),
-        foreign=of_rows("foreign", max(exchange.received, wide)),
-        merged=of_rows("merged", sizes.table),
-        table_places=stacked({p: arrays.table for p, arrays in local.items()}),
-        table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=stacked(asked),
-        row_places=_places(row_bounds, sizes.rows, permutation, mesh),
-        column_places=_places(
-            column_bounds * wide, sizes.columns, permutation if m == k else None, mesh
-        ),
-        shape=(m, k),
-        mesh=mesh,
-        axis=axis,
-        exchange=exchange,
-        entries=entries,
-        row_bounds=tuple(row_bounds.tolist()),
-        given=permutation is None,
-        second=second,
-        share=share,
-        global_rows=of_attention,
-    )
-    if plan is None:
-        return whole
-    # What a part sends it knows from the others.
-    of_out = told(plan.entries, {p: x.entries.T for p, x in halves.items()})
-    out = {p: out_of(p, plan, x.T) for p, x in of_out.items()}
-    places = {p: x.values for p, x in out.items()}
-    travel = {}
-    for p, half in halves.items():
-        values = np.append(local[p].foreign.values, np.zeros(1, dtype))
-        travel[p] = values[np.minimum(half.value_sends, len(values) - 1)]
-    received = {p: np.append(x, np.ones(1, dtype)) for p, x in told(plan.values, travel).items()}
-    multiplied = {
-        p: x._replace(values=received[p][np.minimum(x.values, len(received[p]) - 1)])
-        for p, x in out.items()
-    }
-    halved = Cover(
-        out=matrices(multiplied, max(plan.exchange.received, 1), sizes.columns),
-        out_places=stacked(places),
-        into=matrices(
-            {p: x.into for p, x in halves.items()}, sizes.rows, max(plan.exchange.received, 1)
-        ),
-        value_sends=stacked({p: x.value_sends for p, x in halves.items()}),
-        exchange=plan.exchange,
-        values=plan.values,
-    )
-    return replace(whole, cover=halved)
-
-
-def _told(exchange: Exchange, messages: jax.Array, mesh: Mesh, axis: str) -> jax.Array:
-    """What the parts of several processes send each other: it travels as the exchange does."""
-
-    def local(x: jax.Array) -> jax.Array:
-        return exchange.swap(axis, x[0])[None]
-
-    spec = jax.P(axis)
-    over: jax.Array = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(
-        messages
-    )
-    return over
-
-
-def _places(bounds: np.ndarray, padded: int, permutation: Any, mesh: Mesh) -> jax.Array:
-    """Where each row is among the padded rows of all parts."""
-    size = int(bounds[-1])
-    position = np.arange(size)
-    part = np.searchsorted(bounds, position, side="right") - 1
-    places = np.zeros(size, np.int32)
-    order = position if permutation is None else permutation
-    places[order] = part * padded + position - bounds[part]
-    return jax.make_array_from_callback(
-        (size,), NamedSharding(mesh, jax.P()), lambda index: places[index]
-    )
