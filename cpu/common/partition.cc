@@ -5,17 +5,28 @@
 namespace sgap {
 namespace {
 
-// First row r in (row, m] at which offsets[r] + r >= work. Gallops: chunks are short next to m.
-int64_t RowAtWork(const int32_t* offsets, int64_t row, int64_t m, int64_t work) {
-  int64_t low = row, step = 1;
-  while (low + step < m && offsets[low + step] + low + step < work) {
-    low += step;
-    step *= 2;
+// First row r in (row, m] at which offsets[r] + r >= work. Gallops from `guess`, near which it is
+// where rows are alike: then it is found in one or two lines of the cache.
+int64_t RowAtWork(const int32_t* offsets, int64_t row, int64_t m, int64_t work, int64_t guess) {
+  const auto before = [=](int64_t r) { return offsets[r] + r < work; };
+  int64_t low = row, high = std::min(guess, m), step = 1;
+  if (high < m && before(high)) {
+    low = high;
+    while (low + step < m && before(low + step)) {
+      low += step;
+      step *= 2;
+    }
+    high = std::min(low + step, m);
+  } else {
+    while (high - step > row && !before(high - step)) {
+      high -= step;
+      step *= 2;
+    }
+    low = std::max(high - step, row);
   }
-  int64_t high = std::min(low + step, m);
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    (offsets[middle] + middle < work ? low : high) = middle;
+    (before(middle) ? low : high) = middle;
   }
   return high;
 }
@@ -36,8 +47,10 @@ void SplitRowIntoPieces(int64_t row, int64_t begin, int64_t end, int64_t chunk, 
 
 RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, bool split_rows) {
   RowPartition out;
-  for (int64_t row = 0; row < m;) {
-    const int64_t next = RowAtWork(offsets, row, m, offsets[row] + row + chunk);
+  out.tasks.reserve(size_t((offsets[m] + m) / chunk + 1));
+  for (int64_t row = 0, rows = 1; row < m;) {
+    const int64_t next = RowAtWork(offsets, row, m, offsets[row] + row + chunk, row + rows);
+    rows = next - row;
     const int64_t last_begin = offsets[next - 1], last_end = offsets[next];
     // Only the last row of a task can be that long.
     const bool split = split_rows && last_end - last_begin >= 2 * chunk;

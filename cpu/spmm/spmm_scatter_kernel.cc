@@ -148,81 +148,13 @@ inline uint32_t SizeOf(const SpmmScatterArgs& args) {
   return uint32_t(args.m < INT32_MAX ? args.m : INT64_C(1) << 31);
 }
 
-// So many indices of one column are looked at together.
-constexpr int kLooked = 16;
-
-// sums[indices[i]] += products[i]; an index that is not below `size` takes no part.
-inline void AddProducts(const int32_t* indices, const float* products, int64_t count, uint32_t size,
-                        float* sums) {
-  int64_t i = 0;
-  const auto add_below = [&](int64_t end) {
-    for (; i < end; ++i) {
-      const auto at = uint32_t(indices[i]);
-      if (at < size) sums[at] += products[i];
-    }
-  };
-  while (i + kLooked <= count) {
-    if (!AllBelow<kLooked>(indices + i, size)) {
-      add_below(i + kLooked);
-      continue;
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < kLooked; ++j) sums[uint32_t(indices[i + j])] += products[i + j];
-    i += kLooked;
-  }
-  add_below(count);
-}
-
-// products[p - begin] = values[p] x[its row] of the entries [begin, end), of which the first is of
-// `row`. Returns the row of entry `end`. Up to a register more may be written. A function of its
-// own: its loop needs all registers.
-template <typename T>
-[[gnu::noinline]] int64_t MultiplyRows(const SpmmScatterArgs& args, const ScatterTask<T>& piece,
-                                       int64_t row, int64_t begin, int64_t end, float* products) {
-  constexpr int kWidth = kLanes<T>;
-  const int32_t* const offsets = args.offsets + 1;
-  const T* const values = piece.values;
-  const int64_t stored = args.offsets[args.blocks];
-  for (int64_t p = begin; p < end;) {
-    const int64_t row_end = offsets[row], stop = row_end < end ? row_end : end;
-    const auto x = LoadScalar(piece.x + row) - Vector<float, kWidth>{};
-    for (; p < stop; p += kWidth) {  // what is past the row's end is overwritten
-      Prefetch(values + p + (end - begin));
-      const auto loaded = stored - p >= kWidth
-                              ? Load<T, kWidth>(values + p)
-                              : LoadPartial<T, kWidth>(values + p, int(stored - p));
-      Store<float, kWidth>(products + (p - begin), loaded * x);
-    }
-    p = stop;
-    row += row_end <= end;
-  }
-  return row;
-}
-
-// One column of 16 bits: the products of some entries first, a register at a time. Then the loop
-// that adds them has no rows, whose ends the processor does not foresee. Float32 holds a product
-// that is in its range exactly, so the sums have the bits of multiply-adds.
-template <typename T>
-void ScatterProducts(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
-  constexpr int64_t kAhead = 512;
-  alignas(64) float products[kAhead + kLanes<T>];
-  auto [p, last] = ShareOf(args, number);
-  if (p == last) return;
-  int64_t row = RowOfEntry(args.offsets, args.blocks, p);
-  for (int64_t stop; p < last; p = stop) {
-    stop = last - p < kAhead ? last : p + kAhead;
-    row = MultiplyRows(args, piece, row, p, stop, products);
-    AddProducts(args.indices + p, products, stop - p, SizeOf(args), piece.sums);
-  }
-}
-
 // Not inlined: the loop that calls it would keep its addresses in memory.
 template <typename T>
 [[gnu::noinline]] void WidenEntries(const T* values, int64_t count, Accumulator<T>* wide) {
   WidenValues<T, 1>(values, 1, count, wide);
 }
 
-// 16-bit values are widened some entries ahead, those of a row together.
+// Two columns and more. 16-bit values are widened some entries ahead, those of a row together.
 template <typename T, int kColumns>
 void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
@@ -252,14 +184,6 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
           stop = end < widened ? end : widened;
         }
       }
-      if constexpr (kColumns == 1) {
-        for (; p + kLooked <= stop && AllBelow<kLooked>(indices + p, size); p += kLooked) {
-#pragma GCC unroll 16
-          for (int i = 0; i < kLooked; ++i) {
-            x.AddTimes(values[p - first + i], sums + uint32_t(indices[p + i]));
-          }
-        }
-      }
       for (; p < stop; ++p) {
         const auto at = uint32_t(indices[p]);
         if (__builtin_expect(at < size, true)) {  // a loop of one jump
@@ -270,14 +194,28 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   }
 }
 
-// sums[indices[i]] += values[i] * x[i] for the entries i < count; x[0] alone with kOneRow.
-template <typename T, bool kOneRow, bool kLooks>
-[[gnu::always_inline]] inline void AddEntries(const int32_t* indices, const T* values, const T* x,
-                                              int64_t count, uint32_t size, T* sums) {
-  const T first = x[0];
+// Entries of one column that are looked at and staged together, and those staged in one go.
+constexpr int64_t kStagedEntries = 256;
+template <typename T>
+constexpr int kStagedLanes = sizeof(T) == 2 ? kLanes<T> : int(64 / sizeof(T));
+
+// What is staged for the entries of one column before they are added: nothing in long rows, whose
+// element of x stays in a register; a copy of it for each entry; of 16 bits, each product. Float32
+// holds a product of these that is in its range exactly, so sums have the bits of multiply-adds.
+enum class Staged { kNothing, kCopies, kProducts };
+
+// sums[indices[i]] += values[i] * (staged or x)[i], or staged[i], for the entries i < count.
+template <typename T, Staged kStaged, bool kLooks>
+[[gnu::always_inline]] inline void AddEntries(const int32_t* indices, const T* values,
+                                              const Accumulator<T>* staged, int64_t count,
+                                              uint32_t size, Accumulator<T>* sums) {
+  const auto first = staged[0];
   const auto add = [&](int64_t i, uint32_t at) __attribute__((always_inline)) {
-    if (!kLooks || at < size) {
-      sums[at] = MultiplyAdd(values[i], kOneRow ? first : x[i], sums[at]);
+    if (kLooks && at >= size) return;
+    if constexpr (kStaged == Staged::kProducts) {
+      sums[at] += staged[i];
+    } else {
+      sums[at] = MultiplyAdd(values[i], kStaged == Staged::kNothing ? first : staged[i], sums[at]);
     }
   };
   int64_t i = 0;
@@ -290,72 +228,96 @@ template <typename T, bool kOneRow, bool kLooks>
   for (; i < count; ++i) add(i, uint32_t(indices[i]));
 }
 
-// Up to so many short rows in a piece, whose lengths the processor remembers from call to call, go
-// through NarrowScatter: 0.9 to 1.0 of the time of ScatterColumn (measured on Zen 4).
-constexpr int64_t kShortRow = 16;
-constexpr int64_t kFewRows = 1 << 14;
-
-bool RemembersRows(const SpmmScatterArgs& args) {
-  const bool short_rows = args.offsets[args.blocks] < kShortRow * args.blocks;
-  return short_rows && args.blocks <= kFewRows * args.pieces;
+// Stages the entries [begin, end), the first of which is of `row`. Returns the row of entry `end`.
+// A row without entries takes the steps of a short one, and what is staged past a row's end, up to
+// a register, is overwritten: so no branch depends on where short rows end.
+template <typename T>
+int64_t StageRows(const SpmmScatterArgs& args, const ScatterTask<T>& piece, int64_t row,
+                  int64_t begin, int64_t end, Accumulator<T>* staged) {
+  using Acc = Accumulator<T>;
+  constexpr bool kProducts = !std::is_same_v<T, Acc>;
+  constexpr int kWidth = kStagedLanes<T>;
+  const int32_t* const offsets = args.offsets;
+  const T* const values = piece.values;
+  const int64_t stored = offsets[args.blocks];
+  for (int64_t p = begin; p < end; ++row) {
+    const int64_t row_end = offsets[row + 1] < end ? offsets[row + 1] : end;
+    const auto x = LoadScalar(piece.x + row) - Vector<Acc, kWidth>{};
+    do {
+      if constexpr (kProducts) {
+        const auto loaded = stored - p >= kWidth
+                                ? Load<T, kWidth>(values + p)
+                                : LoadPartial<T, kWidth>(values + p, int(stored - p));
+        Store<Acc, kWidth>(staged + (p - begin), loaded * x);
+      } else {
+        Store<Acc, kWidth>(staged + (p - begin), x);
+      }
+      p += kWidth;
+    } while (p < row_end);
+    p = row_end;
+  }
+  return offsets[row] > end ? row - 1 : row;
 }
 
-// One column of float32 or float64: the entries of a piece in blocks, whose indices are looked at
-// together, and one by one only where some do not hold. Of short rows each entry gets a copy of its
-// element of x first, so that no branch depends on where a row ends. Against NarrowScatter that
-// took 0.6 to 0.95 of the time (measured on Zen 4).
+// Not inlined: the loop would keep its addresses in memory, which took up to 1.15 of the time.
+template <typename T>
+[[gnu::noinline]] int64_t StageProducts(const SpmmScatterArgs& args, const ScatterTask<T>& piece,
+                                        int64_t row, int64_t begin, int64_t end,
+                                        Accumulator<T>* staged) {
+  return StageRows(args, piece, row, begin, end, staged);
+}
+
+// One column: the entries of a piece in blocks, whose indices are looked at together, and one by
+// one only where some do not hold. Rows of fewer entries than kShortRow, and those of 16 bits, are
+// staged first. On Zen 4 that took 0.6 to 0.95 of the time of rows one after another, and 1.09
+// where the processor remembers the lengths of few short rows from call to call.
 template <typename T>
 void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
-  constexpr int64_t kBlock = 256;
-  constexpr int kCopies = 64 / sizeof(T);  // of an element of x in one go
-  alignas(64) T staged[kBlock + kCopies];
+  using Acc = Accumulator<T>;
+  constexpr bool kProducts = !std::is_same_v<T, Acc>;
+  constexpr Staged kStaged = kProducts ? Staged::kProducts : Staged::kCopies;
+  constexpr int64_t kShortRow = 16;
+  alignas(64) Acc staged[kStagedEntries + kStagedLanes<T>];
   const int32_t* const offsets = args.offsets;
   const int32_t* const indices = args.indices;
+  const T* const values = piece.values;
   const uint32_t size = SizeOf(args);
-  const bool short_rows = offsets[args.blocks] < kShortRow * args.blocks;
+  const bool stages = kProducts || offsets[args.blocks] < kShortRow * args.blocks;
   auto [p, last] = ShareOf(args, number);
   if (p == last) return;
   int64_t row = RowOfEntry(offsets, args.blocks, p);
-  while (p < last) {
-    const int64_t begin = p, stop = p + kBlock < last ? p + kBlock : last;
+  for (int64_t stop; p < last; p = stop) {
+    stop = p + kStagedEntries < last ? p + kStagedEntries : last;
     const bool holds = IndicesHold(indices + p, stop - p, size);
-    if (short_rows) {
-      for (; p < stop; ++row) {
-        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
-        const auto x = Vector<T, kCopies>{} + piece.x[row];
-        int64_t i = p - begin;
-        do {
-          Store<T, kCopies>(staged + i, x);
-          i += kCopies;
-        } while (i < end - begin);
-        p = end;
-      }
-      (holds ? AddEntries<T, false, false>
-             : AddEntries<T, false, true>)(indices + begin, piece.values + begin, staged,
-                                           stop - begin, size, piece.sums);
-    } else {
-      for (; p < stop; ++row) {
-        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
-        (holds ? AddEntries<T, true, false>
-               : AddEntries<T, true, true>)(indices + p, piece.values + p, piece.x + row, end - p,
-                                            size, piece.sums);
-        p = end;
-      }
+    if (stages) {
+      row = (kProducts ? StageProducts<T> : StageRows<T>)(args, piece, row, p, stop, staged);
+      (holds ? AddEntries<T, kStaged, false>
+             : AddEntries<T, kStaged, true>)(indices + p, values + p, staged, stop - p, size,
+                                             piece.sums);
+      continue;
     }
-    if (offsets[row] > stop) --row;  // it goes on
+    if constexpr (!kProducts) {
+      for (; p < stop; ++row) {
+        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
+        (holds ? AddEntries<T, Staged::kNothing, false>
+               : AddEntries<T, Staged::kNothing, true>)(indices + p, values + p, piece.x + row,
+                                                        end - p, size, piece.sums);
+        p = end;
+      }
+      if (offsets[row] > stop) --row;  // it goes on
+    }
   }
 }
 
 template <typename T, int kColumns = kNarrowScatter>
 void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
-  if constexpr (kColumns == 1 && std::is_same_v<T, Accumulator<T>>) {
-    if (args.n == 1 && !RemembersRows(args)) return ScatterColumn<T>(args, number, piece);
+  if constexpr (kColumns == 1) {
+    ScatterColumn(args, number, piece);
+  } else if (args.n == kColumns) {
+    NarrowScatter<T, kColumns>(args, number, piece);
+  } else {
+    ChooseNarrow<T, kColumns - 1>(args, number, piece);
   }
-  if (args.n == kColumns) {
-    if constexpr (kColumns == 1 && sizeof(T) == 2) return ScatterProducts(args, number, piece);
-    return NarrowScatter<T, kColumns>(args, number, piece);
-  }
-  if constexpr (kColumns > 1) ChooseNarrow<T, kColumns - 1>(args, number, piece);
 }
 
 template <typename T>
