@@ -1,5 +1,6 @@
 // The kernels of one instruction set.
 #include "cpu/common/isa.h"
+#include "cpu/simd/simd.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
@@ -68,6 +69,7 @@ bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz) {
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
+    kVectorBytes,
     IndicesHold,
     OffsetsHold,
 #define SGAP_KERNEL(Name, Args) Name,

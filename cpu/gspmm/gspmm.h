@@ -13,6 +13,7 @@
 
 #include "cpu/common/dtype.h"
 #include "cpu/common/partition.h"
+#include "cpu/common/slabs.h"
 
 namespace sgap {
 
@@ -40,6 +41,8 @@ struct GspmmArgs : RowTasks {
   // [batch]: whether that element of x has neither NaN nor infinity, which its first task that asks
   // finds out: 0 (not known), 1 (it has some) or 2.
   uint8_t* finite;
+
+  Slabs slabs;  // of such an x in 16 bits, as accumulators
 };
 
 // Arg-extremum gathers: what the derivatives of an extremum need at the entries that attained it,

@@ -10,6 +10,7 @@
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/partition.h"
+#include "cpu/common/slab_memory.h"
 #include "cpu/common/structure.h"
 #include "cpu/common/workspace.h"
 #include "cpu/gspmm/gspmm.h"
@@ -28,6 +29,7 @@ struct GspmmCall {
   ProductPlan plan;
   std::unique_ptr<int32_t[]> partial_arg;
   std::unique_ptr<uint8_t[]> finite;
+  SlabMemory slabs;
   int64_t tasks, work;
 
   bool Run(const Structure& structure, int64_t task) const {
@@ -69,7 +71,7 @@ std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBu
 
 // The call, of operands that CheckGspmm has passed.
 std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& structure,
-                                 int64_t batch, int64_t chunk_nonzeros) {
+                                 int64_t batch, int64_t chunk_nonzeros, int64_t threads) {
   auto call = std::make_shared<GspmmCall>();
   GspmmArgs& args = call->args;
   args = operands;
@@ -83,6 +85,13 @@ std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& str
   call->finite.reset(new uint8_t[batch]());
   args.finite = call->finite.get();
   call->tasks = batch * args.row_tasks;
+  const int64_t stored = args.offsets[args.m];
+  const bool extremum = args.fold != Fold::kSumProduct && args.fold != Fold::kArgGather;
+  if (extremum && args.dtype == Dtype::kFloat16 && !args.vectors && !args.permutation &&
+      WideningPays(args.k, args.k * args.n, stored)) {
+    const size_t slab = size_t(args.k) * args.n * sizeof(float);
+    args.slabs = call->slabs.Acquire(threads, call->tasks, slab);
+  }
   const int64_t entries = args.offsets[args.m] + args.m;
   call->work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);
   return call;
@@ -101,8 +110,8 @@ GspmmArgs Operands(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer x, ffi::AnyB
 ffi::Future Run(const Pool& pool, const GspmmArgs& args, const Structure& structure, int64_t batch,
                 int64_t chunk_nonzeros) {
   return RunOnStructure(pool, structure,
-                        [=](const Structure& valid, const CompactStructure*, int64_t) {
-                          return Begin(args, valid, batch, chunk_nonzeros);
+                        [=](const Structure& valid, const CompactStructure*, int64_t threads) {
+                          return Begin(args, valid, batch, chunk_nonzeros, threads);
                         });
 }
 

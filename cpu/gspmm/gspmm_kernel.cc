@@ -154,13 +154,13 @@ struct ArgGatherFold {
 constexpr int64_t kPrefetchBytes = 1 << 20;
 constexpr int64_t kPrefetchEntries = 16;
 
-// One batch of a call, from the first column of a block on.
-template <typename T>
+// One batch of a call, from the first column of a block on. X: the type of x, T or Accumulator<T>.
+template <typename T, typename X = T>
 struct Operands {
   const T* values;
   const int32_t* indices;
   const int32_t* permutation;
-  const T* x;
+  const X* x;
   const int32_t* given_arg;
   T* y;
   int32_t* arg;
@@ -172,11 +172,11 @@ struct Operands {
   int tail;  // columns of a part of a vector
   bool prefetch, prefetch_values;
 
-  Operands(const GspmmArgs& args, int64_t batch)
+  Operands(const GspmmArgs& args, int64_t batch, const X* x)
       : values(static_cast<const T*>(args.values) + batch * args.values_stride),
         indices(args.indices),
         permutation(args.permutation),
-        x(static_cast<const T*>(args.x) + batch * args.x_stride),
+        x(x),
         given_arg(args.given_arg ? args.given_arg + batch * args.given_arg_stride : nullptr),
         y(static_cast<T*>(args.y) + batch * args.m * args.n),
         arg(args.arg ? args.arg + batch * args.m * args.n : nullptr),
@@ -186,10 +186,15 @@ struct Operands {
         column(0),
         last_entry(args.nnz - 1),
         tail(0),
-        prefetch(args.k * args.n * int64_t(sizeof(T)) > kPrefetchBytes),
+        prefetch(args.k * args.n * int64_t(sizeof(X)) > kPrefetchBytes),
         prefetch_values(args.vectors && permutation &&
                         args.nnz * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
 };
+
+template <typename T>
+const T* OwnX(const GspmmArgs& args, int64_t batch) {
+  return static_cast<const T*>(args.x) + batch * args.x_stride;
+}
 
 // Scalar 16-bit values of some entries, widened together: each by itself takes as many instructions
 // as the message it makes.
@@ -201,7 +206,8 @@ struct WidenedValues {
   int64_t first = 0, end = 0;  // entries
 
   // Makes the values of entries from `begin` on, before `stop`, those of `begin` to the result.
-  [[gnu::noinline]] void Widen(const Operands<T>& at, int64_t begin, int64_t stop) {
+  template <typename X>
+  [[gnu::noinline]] void Widen(const Operands<T, X>& at, int64_t begin, int64_t stop) {
     first = begin;
     end = stop - begin < kMost ? stop : begin + kMost;
     int64_t p = begin;
@@ -221,16 +227,17 @@ struct OwnValues {};
 
 // Whole vectors of columns, or a part of one (kTail). A row's fold stays in registers only if all
 // code that touches it is inlined.
-template <typename F, int kVectors, bool kTail>
+template <typename F, int kVectors, bool kTail, typename X = typename F::Number>
 struct Block {
   using T = typename F::Number;
+  using Operands = sgap::SGAP_ISA::Operands<T, X>;
   static constexpr int kSize = kLanes<T>;
   static constexpr bool kApart = !kTail && !F::kGathers;
   using Row = Vector<Accumulator<T>, kSize>;
   static constexpr bool kWidens = sizeof(T) == 2 && !F::kVectorValues;
   using Values = std::conditional_t<kWidens, WidenedValues<T>, OwnValues>;
 
-  static int Count(const Operands<T>& at) { return kTail ? at.tail : kSize; }
+  static int Count(const Operands& at) { return kTail ? at.tail : kSize; }
 
   // The cache lines of kVectors vectors, which need not begin with one.
   template <typename E>
@@ -241,7 +248,7 @@ struct Block {
     if constexpr (kCount >= kLine) Prefetch(from + kCount - 1);
   }
 
-  static void PrefetchRow(const Operands<T>& at, int64_t p) {
+  static void PrefetchRow(const Operands& at, int64_t p) {
     const int64_t ahead =
         p + kPrefetchEntries < at.last_entry ? p + kPrefetchEntries : at.last_entry;
     const size_t row = size_t(at.indices[ahead]) * at.stride + at.column;
@@ -249,15 +256,16 @@ struct Block {
     if constexpr (F::kGathers) PrefetchLines(at.given_arg + row);
   }
 
-  static void PrefetchValues(const Operands<T>& at, int64_t p) {
+  static void PrefetchValues(const Operands& at, int64_t p) {
     const int64_t ahead =
         p + kPrefetchEntries < at.last_entry ? p + kPrefetchEntries : at.last_entry;
     PrefetchLines(at.values + size_t(at.permutation[ahead]) * at.stride + at.column);
   }
 
-  SGAP_INLINE static void LoadRow(const Operands<T>& at, const T* source, Row* x) {
+  template <typename E>
+  SGAP_INLINE static void LoadRow(const Operands& at, const E* source, Row* x) {
     if constexpr (kApart) {
-      LoadApart<T, kSize, kVectors>(source, x);
+      LoadApart<E, kSize, kVectors>(source, x);
     } else {
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) x[i] = LoadCount(source + i * kSize, Count(at));
@@ -265,7 +273,7 @@ struct Block {
   }
 
   template <Taking kTaking>
-  SGAP_INLINE static void Entry(const Operands<T>& at, [[maybe_unused]] const Values& widened,
+  SGAP_INLINE static void Entry(const Operands& at, [[maybe_unused]] const Values& widened,
                                 int64_t p, F* folds) {
     const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
     const size_t row = size_t(at.indices[p]) * at.stride + at.column;
@@ -309,8 +317,8 @@ struct Block {
 
   // Those of one row; values up to `last` may be widened.
   template <Taking kTaking>
-  SGAP_INLINE static void Entries(const Operands<T>& at, Values& widened, int64_t begin,
-                                  int64_t end, [[maybe_unused]] int64_t last, F* folds) {
+  SGAP_INLINE static void Entries(const Operands& at, Values& widened, int64_t begin, int64_t end,
+                                  [[maybe_unused]] int64_t last, F* folds) {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) folds[i].Start();
     int64_t p = begin;
@@ -332,12 +340,12 @@ struct Block {
   }
 
   template <typename Out>
-  SGAP_INLINE static void StoreTo(const Operands<T>& at, size_t row, const F* folds, Out* y,
+  SGAP_INLINE static void StoreTo(const Operands& at, size_t row, const F* folds, Out* y,
                                   int32_t* arg) {
     Row kept[kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) kept[i] = folds[i].kept;
-    if constexpr (kApart) InOrder<T, kVectors>(kept);
+    if constexpr (kApart) InOrder<X, kVectors>(kept);
     const size_t to = row * at.stride + at.column;
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) StoreCount(y + to + i * kSize, kept[i], Count(at));
@@ -345,7 +353,7 @@ struct Block {
       Vector<Lane<T>, kSize> places[kVectors];
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) places[i] = folds[i].at;
-      if constexpr (kApart) InOrder<T, kVectors>(places);
+      if constexpr (kApart) InOrder<X, kVectors>(places);
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         StorePositions<T>(arg + to + i * kSize, places[i], Count(at));
@@ -355,7 +363,7 @@ struct Block {
 
   // Returns whether it has to be done again, with Taking::kExactly.
   template <Taking kTaking>
-  static bool Run(const Operands<T>& at, const int32_t* offsets, const RowTask& rows) {
+  static bool Run(const Operands& at, const int32_t* offsets, const RowTask& rows) {
     F folds[kVectors];
     Values widened;
     if (rows.piece >= 0) {
@@ -380,26 +388,26 @@ struct Block {
 };
 
 // Calls body(TypeTag<Block>()) for the next columns of `left`, and returns how many those are.
-template <typename F, int kVectors, typename Body>
+template <typename F, int kVectors, typename X, typename Body>
 int64_t NextBlock(int64_t left, Body&& body) {
   constexpr int kSize = kLanes<typename F::Number>;
   if (left >= kVectors * kSize) {
-    body(TypeTag<Block<F, kVectors, false>>());
+    body(TypeTag<Block<F, kVectors, false, X>>());
     return kVectors * kSize;
   }
-  if constexpr (kVectors > 1) return NextBlock<F, kVectors / 2>(left, body);
-  body(TypeTag<Block<F, 1, true>>());
+  if constexpr (kVectors > 1) return NextBlock<F, kVectors / 2, X>(left, body);
+  body(TypeTag<Block<F, 1, true, X>>());
   return left;
 }
 
-// Calls body(TypeTag<Block>(), operands) for all columns, in blocks of at most kVectors.
-template <typename F, int kVectors, typename Body>
-void ForBlocks(const GspmmArgs& args, int64_t batch, Body&& body) {
-  Operands<typename F::Number> at(args, batch);
+// Calls body(TypeTag<Block>(), operands) for all columns of x, in blocks of at most kVectors.
+template <typename F, int kVectors, typename X, typename Body>
+void ForBlocks(const GspmmArgs& args, int64_t batch, const X* x, Body&& body) {
+  Operands<typename F::Number, X> at(args, batch, x);
   at.tail = int(args.n % kLanes<typename F::Number>);
   while (int64_t(at.column) < args.n) {
     at.column +=
-        NextBlock<F, kVectors>(args.n - int64_t(at.column), [&](auto tag) { body(tag, at); });
+        NextBlock<F, kVectors, X>(args.n - int64_t(at.column), [&](auto tag) { body(tag, at); });
   }
 }
 
@@ -407,7 +415,7 @@ void ForBlocks(const GspmmArgs& args, int64_t batch, Body&& body) {
 template <typename F>
 void CombinePieces(const GspmmArgs& args, const SplitRow& split, int64_t batch) {
   using T = typename F::Number;
-  ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
+  ForBlocks<F, 1>(args, batch, OwnX<T>(args, batch), [&](auto tag, const auto& at) {
     using B = typename decltype(tag)::type;
     F fold;
     for (int64_t piece = 0; piece < split.pieces; ++piece) {
@@ -461,7 +469,8 @@ bool OfNumbers(const GspmmArgs& args, const RowTask& rows, int64_t batch) {
   constexpr int64_t kUses = 8;
   if constexpr (kMayBeOfNumbers<F>) {
     if (args.permutation || args.nnz / kUses < args.k) return false;
-    const Operands<typename F::Number> at(args, batch);
+    using T = typename F::Number;
+    const Operands<T> at(args, batch, OwnX<T>(args, batch));
     uint8_t* const known = args.finite + batch;
     uint8_t finite = __atomic_load_n(known, __ATOMIC_RELAXED);
     if (finite == 0) {
@@ -474,25 +483,35 @@ bool OfNumbers(const GspmmArgs& args, const RowTask& rows, int64_t batch) {
   return false;
 }
 
+// A task without NaN, with rows of x widened in a slab, if there are slabs.
+template <typename F, typename T>
+void NumbersTask(const GspmmArgs& args, const RowTask& rows, int64_t batch, const T* x) {
+  const auto run = [&](auto tag, const auto& at) {
+    decltype(tag)::type::template Run<Taking::kOfNumbers>(at, args.offsets, rows);
+  };
+  if (args.slabs.count == 0) return ForBlocks<F, F::kMost>(args, batch, x, run);
+  Slab* const slab = TakeSlab(args.slabs);
+  const Accumulator<T>* const wide = CopyIn(slab, x, args.k, args.n, args.n);
+  ForBlocks<F, F::kMost>(args, batch, wide, run);
+  GiveBack(slab);
+}
+
 template <typename F>
 void GspmmTask(const GspmmArgs& args, int64_t task) {
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t batch = task / args.row_tasks;
-  const bool numbers = OfNumbers<F>(args, rows, batch);
+  const auto* const x = OwnX<typename F::Number>(args, batch);
   bool again = false;
-  ForBlocks<F, F::kMost>(args, batch, [&](auto tag, const auto& at) {
-    using B = typename decltype(tag)::type;
-    if (numbers) {
-      if constexpr (kMayBeOfNumbers<F>) {
-        B::template Run<Taking::kOfNumbers>(at, args.offsets, rows);
-      }
-    } else {
-      again |= B::template Run<Taking::kFast>(at, args.offsets, rows);
-    }
-  });
+  if (OfNumbers<F>(args, rows, batch)) {
+    if constexpr (kMayBeOfNumbers<F>) NumbersTask<F>(args, rows, batch, x);
+  } else {
+    ForBlocks<F, F::kMost>(args, batch, x, [&](auto tag, const auto& at) {
+      again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
+    });
+  }
   if constexpr (!F::kSums) {
     if (again) {
-      ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
+      ForBlocks<F, 1>(args, batch, x, [&](auto tag, const auto& at) {
         decltype(tag)::type::template Run<Taking::kExactly>(at, args.offsets, rows);
       });
     }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cpu/common/dtype.h"
+#include "cpu/common/slabs.h"
 
 namespace sgap {
 
@@ -26,6 +27,10 @@ struct SddmmArgs {
   // elements from one batch to the next, 0 where shared
   int64_t x_stride, y_stride, weights_stride, scale_stride;
   int64_t prefetch_entries;  // how many entries ahead Sddmm prefetches rows of y, 0: not
+
+  // Of Sddmm and SddmmCvs in float16: [k + length, d] accumulators each, for the rows of y and for
+  // those of x that a block row has.
+  Slabs slabs;
 
   // task = batch * chunks + chunk; a chunk is chunk_entries consecutive entries
   int64_t chunk_entries, chunks;

@@ -113,10 +113,9 @@ struct VectorDots {
 
   // The vectors of [columns, end) up to the first at a column from `limit` on, to `target`, kRows
   // values each. Returns where it stopped.
-  template <int kWidth, bool kPlain>
+  template <int kWidth, typename Out>
   __attribute__((noinline)) const int32_t* RunShort(const int32_t* columns, const int32_t* end,
-                                                    int64_t limit,
-                                                    Results<T, kPlain> target) const {
+                                                    int64_t limit, Out target) const {
     const VectorDots dots = *this;  // a copy: stores cannot change it
     for (; columns < end && *columns < limit; columns += kColumns, target = target + kSize) {
       int32_t padded[kColumns];
@@ -164,9 +163,9 @@ constexpr int kMaxRows = kLanes<T> >= 16  ? 8
                                           : 1;
 
 // kRows rows of x from `x` on, and of each vector those from `row` on. Returns where it stopped.
-template <typename T, int kRows, bool kPlain>
+template <typename T, int kRows, typename Out>
 int64_t RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
-                  Results<T, kPlain> results) {
+                  Out results) {
   using Dots = VectorDots<T, kRows>;
   constexpr int kColumns = Dots::kColumns, kSize = Dots::kSize;
   constexpr int kShort = 2 * kSize / Dots::kWide;  // pieces
@@ -208,17 +207,19 @@ int64_t RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, Ve
 }
 
 // A range of block row `block`, all rows of its vectors. Returns where it stopped.
-template <typename T, bool kPlain>
-int64_t BlockDots(const SddmmArgs& args, const T* x, const T* y, int64_t block, VectorRange range,
-                  Results<T, kPlain> results) {
+template <typename Rows, typename R, bool kPlain>
+int64_t BlockDots(const SddmmArgs& args, const Rows& operands, int64_t block, VectorRange range,
+                  Results<R, kPlain> results) {
+  using T = typename Rows::Number;
   const int64_t first = block * args.length, below = args.m - first;
   const int64_t rows = below < args.length ? below : args.length;  // that x has
   const bool packed =
-      PackingPays<T>(args.offsets[block + 1] - args.offsets[block], args.length, args.d);
+      PackingPays<R>(args.offsets[block + 1] - args.offsets[block], args.length, args.d);
+  const T *const x = operands.OfX(first, rows), *const y = operands.y;
   int64_t stop = range.begin;
   for (int64_t row = 0, taken = 0; row < rows; row += taken) {
     const int64_t left = rows - row;
-    const T* x_row = x + (first + row) * args.d;
+    const T* x_row = x + row * args.d;
     const auto run = [&](auto rows_of_run) {
       taken = decltype(rows_of_run)::value;
       stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, results);
@@ -242,7 +243,7 @@ int64_t BlockDots(const SddmmArgs& args, const T* x, const T* y, int64_t block, 
     }
   }
   for (int64_t p = range.begin; rows < args.length && p < stop; ++p) {
-    for (int64_t r = rows; r < args.length; ++r) results.out[p * args.length + r] = T{};
+    for (int64_t r = rows; r < args.length; ++r) results.out[p * args.length + r] = R{};
   }
   return stop;
 }
@@ -259,11 +260,11 @@ int64_t WindowColumns(const SddmmArgs& args, int64_t blocks) {
 }
 
 // The vectors [begin, end), none of which is padding.
-template <typename T, bool kPlain>
-void StoredDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
-                int64_t blocks, Results<T, kPlain> results) {
+template <typename Rows, typename Out>
+void StoredDots(const SddmmArgs& args, const Rows& rows, int64_t begin, int64_t end, int64_t blocks,
+                Out results) {
   int64_t block = RowOfEntry(args.offsets, blocks, begin);
-  const int64_t window = WindowColumns<T>(args, blocks);
+  const int64_t window = WindowColumns<typename Rows::Number>(args, blocks);
   const int64_t most = window < args.k ? kWindowBlocks : 1;
   for (int64_t p = begin; p < end;) {
     int64_t at[kWindowBlocks], ends[kWindowBlocks], count = 0;
@@ -278,7 +279,7 @@ void StoredDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, in
       more = false;
       for (int64_t i = 0; i < count; ++i) {
         if (at[i] >= ends[i]) continue;
-        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, results);
+        at[i] = BlockDots(args, rows, first + i, {at[i], ends[i], limit}, results);
         more |= at[i] < ends[i];
       }
     }
@@ -289,8 +290,6 @@ template <typename T>
 void SddmmCvsTask(const SddmmArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, chunk = task % args.chunks;
   const int64_t numbers = args.entries * args.length;
-  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
-  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
   T* out = static_cast<T*>(args.out) + batch * numbers;
   const int64_t blocks = (args.m + args.length - 1) / args.length;
   const int64_t begin = chunk * args.chunk_entries;
@@ -300,8 +299,10 @@ void SddmmCvsTask(const SddmmArgs& args, int64_t task) {
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t i = end * args.length; i < stop * args.length; ++i) out[i] = T{};
   if (begin == end) return;
-  WithResults(args, out, numbers, batch,
-              [&](auto results) { StoredDots(args, x, y, begin, end, blocks, results); });
+  WithRows<T>(args, batch, [&](const auto& rows) {
+    WithResults(args, out, numbers, batch,
+                [&](auto results) { StoredDots(args, rows, begin, end, blocks, results); });
+  });
 }
 
 }  // namespace

@@ -137,9 +137,9 @@ struct PackedRows {
 };
 
 // kRows rows of x from `x` on at all vectors of a range, and of each vector those from `row` on.
-template <typename T, int kGroups, bool kPlain>
+template <typename T, int kGroups, typename R, bool kPlain>
 int64_t PackedDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
-                   Results<T, kPlain> target) {
+                   Results<R, kPlain> target) {
   using Rows = PackedRows<T, kGroups>;
   using Acc = Accumulator<T>;
   constexpr int kRows = Rows::kRows, kMost = kPackedSums / kGroups;
@@ -159,9 +159,9 @@ int64_t PackedDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, V
     Acc results[kColumns * kRows];
     if (count == kColumns && args.length == kRows) {
       Acc* sums = results;
-      if constexpr (std::is_same_v<T, Acc>) sums = at.out;
+      if constexpr (std::is_same_v<R, Acc>) sums = at.out;
       rows.template Run<kColumns>(columns, sums);
-      if constexpr (!kPlain || !std::is_same_v<T, Acc>) {
+      if constexpr (!kPlain || !std::is_same_v<R, Acc>) {
 #pragma GCC unroll 16
         for (int i = 0; i < kColumns * kRows; i += Rows::kSize) {
           (at + i).template Put<Rows::kSize>(Load<Acc, Rows::kSize>(sums + i));
@@ -205,7 +205,8 @@ constexpr double kPackedGain = std::is_same_v<T, BFloat16> ? 30
                                : kVectorBytes == 32 ? 1.3
                                                     : 7;
 
-// Whether to transpose x for a block row of so many vectors of `length` rows.
+// Whether to transpose x for a block row of so many vectors of `length` rows. Of the results' type,
+// also where rows of y have been widened: the bits must not depend on that.
 template <typename T>
 bool PackingPays(int64_t vectors, int64_t length, int64_t width) {
   if (length < PackedRows<T, 2>::kRows || width > PackedRows<T, 2>::kMaxWidth) return false;

@@ -2,6 +2,8 @@
 // kernels of SDDMM share: where sums go, with what multiplies each before its one rounding.
 #pragma once
 
+#include "cpu/common/slabs.h"
+#include "cpu/sddmm/sddmm.h"
 #include "cpu/simd/lane_sums.h"
 #include "cpu/simd/pairs.h"
 
@@ -75,6 +77,51 @@ inline DotSum<T> FirstDots(Piece<T> a, Piece<T> b) {
   } else {
     return a * b;
   }
+}
+
+// The rows of x and y of a batch element, as they are.
+template <typename T>
+struct OwnRows {
+  using Number = T;
+
+  const T *x, *y;
+  int64_t width;
+
+  // `count` rows of x, one after the other.
+  const T* OfX(int64_t first, int64_t) const { return x + first * width; }
+};
+
+// The same as accumulators: those of y are in a slab, and behind them is room for some of x, which
+// are converted where they are used: for many entries.
+template <typename T>
+struct WidenedRows {
+  using Number = Accumulator<T>;
+
+  const T* x;
+  const Number* y;
+  int64_t width;
+  Number* room;
+
+  const Number* OfX(int64_t first, int64_t count) const {
+    CopyRows(x + first * width, 1, count * width, count * width, room);
+    return room;
+  }
+};
+
+// Calls run(rows) with the rows of x and y for a batch element.
+template <typename T, typename Run>
+void WithRows(const SddmmArgs& args, int64_t batch, Run run) {
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
+  if constexpr (std::is_same_v<T, Float16>) {
+    if (args.slabs.count > 0) {
+      Slab* const slab = TakeSlab(args.slabs);
+      auto* const wide = CopyIn(slab, y, args.k, args.d, args.d);
+      run(WidenedRows<T>{x, wide, args.d, wide + args.k * args.d});
+      return GiveBack(slab);
+    }
+  }
+  run(OwnRows<T>{x, y, args.d});
 }
 
 // Entries of one row of x whose dot products are added up together.

@@ -8,9 +8,10 @@ namespace {
 
 // Entries [begin, end). Few sums at a time: with as many as a vector has lanes, over rows of x as
 // they come, each entry would load its own row of x (measured: a quarter slower).
-template <typename Row, bool kPrefetch, typename T, bool kPlain>
-__attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin,
-                                       int64_t end, Results<T, kPlain> results) {
+template <typename Row, bool kPrefetch, typename Rows, typename Out>
+__attribute__((noinline)) void RowDots(const SddmmArgs& args, const Rows rows, int64_t begin,
+                                       int64_t end, Out results) {
+  using T = typename Rows::Number;
   constexpr int kGroup = DotGroup<T>::kSize;
   const int32_t *const offsets = args.offsets, *const columns = args.indices;
   const int64_t width = Row::Width(args.d), stored = offsets[args.m];
@@ -18,9 +19,9 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
   for (int64_t r = RowOfEntry(offsets, args.m, begin); p < end; ++r) {
     const int64_t stop = offsets[r + 1] < end ? offsets[r + 1] : end;
     if (p == stop) continue;
-    const Row row(x + r * width, width);
+    const Row row(rows.OfX(r, 1), width);
     for (; p < stop; p += kGroup) {
-      DotGroup<T> group{y, columns + p, columns + p, kGroup};
+      DotGroup<T> group{rows.y, columns + p, columns + p, kGroup};
       if (p + args.prefetch_entries + kGroup <= stored) group.ahead += args.prefetch_entries;
       if (stop - p < kGroup) group.count = int(stop - p);
       DotSum<T> dots[kGroup];
@@ -37,15 +38,16 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
 }
 
 // Where d is one of kPieces... whole pieces, does all entries and returns true.
-template <int... kPieces, typename T, bool kPlain>
-bool HeldRowDots(std::integer_sequence<int, kPieces...>, const SddmmArgs& args, const T* x,
-                 const T* y, int64_t begin, int64_t end, Results<T, kPlain> results) {
+template <int... kPieces, typename Rows, typename Out>
+bool HeldRowDots(std::integer_sequence<int, kPieces...>, const SddmmArgs& args, const Rows& rows,
+                 int64_t begin, int64_t end, Out results) {
+  using T = typename Rows::Number;
   const auto run = [&](auto pieces) {
     using Row = HeldRow<decltype(pieces)::value, T>;
     if (args.prefetch_entries > 0) {
-      RowDots<Row, true>(args, x, y, begin, end, results);
+      RowDots<Row, true>(args, rows, begin, end, results);
     } else {
-      RowDots<Row, false>(args, x, y, begin, end, results);
+      RowDots<Row, false>(args, rows, begin, end, results);
     }
     return true;
   };
@@ -54,14 +56,14 @@ bool HeldRowDots(std::integer_sequence<int, kPieces...>, const SddmmArgs& args, 
 }
 
 // d of 1 to 4: there is more to gain from short code than from vectors.
-template <int kWidth, typename T, bool kPlain>
-void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
-                Results<T, kPlain> results) {
+template <int kWidth, typename T, typename Out>
+void NarrowDots(const SddmmArgs& args, const OwnRows<T>& rows, int64_t begin, int64_t end,
+                Out results) {
   for (int64_t p = begin, r = RowOfEntry(args.offsets, args.m, begin); p < end; ++r) {
     const int64_t stop = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
-    const T* left = x + r * kWidth;
+    const T* left = rows.x + r * kWidth;
     for (; p < stop; ++p) {
-      const T* right = y + size_t(args.indices[p]) * kWidth;
+      const T* right = rows.y + size_t(args.indices[p]) * kWidth;
       T sum = left[0] * right[0];
       for (int c = 1; c < kWidth; ++c) sum += left[c] * right[c];
       results.PutScalar(p, sum);
@@ -70,26 +72,24 @@ void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, in
 }
 
 // Entries [begin, end), none of which is padding.
-template <typename T, bool kPlain>
-void EntryDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
-               Results<T, kPlain> results) {
-  if constexpr (sizeof(T) >= 4) {
-    if (args.d == 1) return NarrowDots<1>(args, x, y, begin, end, results);
-    if (args.d == 2) return NarrowDots<2>(args, x, y, begin, end, results);
-    if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, results);
-    if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, results);
+template <typename Rows, typename Out>
+void EntryDots(const SddmmArgs& args, const Rows& rows, int64_t begin, int64_t end, Out results) {
+  using T = typename Rows::Number;
+  if constexpr (sizeof(T) >= 4 && std::is_same_v<Rows, OwnRows<T>>) {
+    if (args.d == 1) return NarrowDots<1>(args, rows, begin, end, results);
+    if (args.d == 2) return NarrowDots<2>(args, rows, begin, end, results);
+    if (args.d == 3) return NarrowDots<3>(args, rows, begin, end, results);
+    if (args.d == 4) return NarrowDots<4>(args, rows, begin, end, results);
   }
   using Held = std::conditional_t<kInPairs<T>, std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8>,
-                                  std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> >;
-  if (HeldRowDots(Held(), args, x, y, begin, end, results)) return;
-  RowDots<AnyRow<T>, false>(args, x, y, begin, end, results);
+                                  std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16>>;
+  if (HeldRowDots(Held(), args, rows, begin, end, results)) return;
+  RowDots<AnyRow<T>, false>(args, rows, begin, end, results);
 }
 
 template <typename T>
 void SddmmTask(const SddmmArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, chunk = task % args.chunks;
-  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
-  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
   T* out = static_cast<T*>(args.out) + batch * args.entries;
   const int64_t begin = chunk * args.chunk_entries;
   const int64_t stop =
@@ -98,8 +98,10 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t p = end; p < stop; ++p) out[p] = T{};
   if (begin == end) return;
-  WithResults(args, out, args.entries, batch,
-              [&](auto results) { EntryDots(args, x, y, begin, end, results); });
+  WithRows<T>(args, batch, [&](const auto& rows) {
+    WithResults(args, out, args.entries, batch,
+                [&](auto results) { EntryDots(args, rows, begin, end, results); });
+  });
 }
 
 }  // namespace

@@ -50,18 +50,31 @@ inline Vector<float, N> ExpOfNegative(Vector<float, N> x) {
   return x;
 }
 
-// 2^x for x <= 0 or NaN, within 2 ulp; zero where it leaves the normal numbers, or a little above.
+// x = 2^x of kCount vectors, for x <= 0 or NaN, within 2 ulp; zero where it leaves the normal
+// numbers, or a little above.
+template <int N, int kCount>
+inline void Exp2OfNegatives(Vector<float, N>* x) {
+  using Floats = Vector<float, N>;
+  Floats rounded[kCount], r[kCount], p[kCount];
+  const auto each = [](auto step) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) step(i);
+  };
+  each([&](int i) { rounded[i] = x[i] + kRoundToPower; });
+  each([&](int i) { r[i] = x[i] - (rounded[i] - kRoundToPower); });
+  // Fitted to the least relative error.
+  each([&](int i) { p[i] = 1.3264728652e-3f * r[i] + 9.6715129220e-3f; });
+  each([&](int i) { p[i] = p[i] * r[i] + 5.5507337379e-2f; });
+  each([&](int i) { p[i] = p[i] * r[i] + 2.4022242079e-1f; });
+  each([&](int i) { p[i] = p[i] * r[i] + 6.9314697760e-1f; });
+  each([&](int i) { p[i] = p[i] * r[i] + 1.0f; });
+  each([&](int i) { x[i] = x[i] < -125.0f ? Floats{} : TimesPower<N>(p[i], rounded[i]); });
+}
+
 template <int N>
 inline Vector<float, N> Exp2OfNegative(Vector<float, N> x) {
-  using Floats = Vector<float, N>;
-  const Floats rounded = x + kRoundToPower;
-  const Floats r = x - (rounded - kRoundToPower);
-  Floats p = 1.3264728652e-3f * r + 9.6715129220e-3f;  // fitted to the least relative error
-  p = p * r + 5.5507337379e-2f;
-  p = p * r + 2.4022242079e-1f;
-  p = p * r + 6.9314697760e-1f;
-  p = p * r + 1.0f;
-  return x < -125.0f ? Floats{} : TimesPower<N>(p, rounded);
+  Exp2OfNegatives<N, 1>(&x);
+  return x;
 }
 
 template <int N>

@@ -333,28 +333,30 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
     }
   };
 
-  // Short vectors in pairs, as many at a time as there are sums, each to one of them. Returns where
-  // it stopped.
+  // Short vectors of 16-bit values, as many at a time as there are sums, each to one of them; of
+  // one value in pairs, where products go in pairs. Returns where it stopped.
   static int64_t AddShort(const VectorBlock<T, X>& block, Sum (*sums)[kVectors]) {
     int64_t p = block.begin;
-    if (block.length == 1) {
-      for (; p + 2 * kChains <= block.end; p += 2 * kChains) {
+    if constexpr (Row::kPaired) {
+      if (block.length == 1) {
+        for (; p + 2 * kChains <= block.end; p += 2 * kChains) {
 #pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) {
-          const Met first(block, p + 2 * c), second(block, p + 2 * c + 1);
-          typename Row::Piece row[kVectors];
-          Row::LoadRows(first.x, second.x, block.tail, row);
-          const uint32_t pair = first.values->bits | uint32_t(second.values->bits) << 16;
-          Row::AddProducts(pair, row, sums[c]);
+          for (int c = 0; c < kChains; ++c) {
+            const Met first(block, p + 2 * c), second(block, p + 2 * c + 1);
+            typename Row::Piece row[kVectors];
+            Row::LoadRows(first.x, second.x, block.tail, row);
+            const uint32_t pair = first.values->bits | uint32_t(second.values->bits) << 16;
+            Row::AddProducts(pair, row, sums[c]);
+          }
         }
+        return p;
       }
-      return p;
     }
     for (; p + kChains <= block.end; p += kChains) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
         const Met met(block, p + c);
-        for (int64_t v = 0; v < met.rows; v += 2) {
+        for (int64_t v = 0; v < met.rows; v += Row::kRowsOfX) {
           Add<1>(block, met.values + v, met.x + v * block.x_stride, met.rows - v, sums + c);
         }
       }
@@ -366,7 +368,7 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
     const VectorBlock<T, X> block = shared;
     Sum sums[kChains][kVectors] = {};
     int64_t p = block.begin;
-    if constexpr (Row::kPaired) {
+    if constexpr (sizeof(T) == 2) {
       if (block.length < kRows) p = AddShort(block, sums);
     }
     for (; p < block.end; ++p) {
@@ -410,8 +412,10 @@ struct LaneTile {
     if (kColumns == 1 && block.out_stride == 1 && block.rows >= kRows) {
       return Store<Out, kRows>(out, sums[0]);
     }
+    Out rounded[kColumns][kRows];  // those of a row are rounded together
+    for (int c = 0; c < kColumns; ++c) Store<Out, kRows>(rounded[c], sums[c]);
     for (int v = 0; v < kRows && v < block.rows; ++v, out += block.out_stride) {
-      for (int c = 0; c < kColumns; ++c) StoreScalar<Out>(out + c, sums[c][v]);
+      for (int c = 0; c < kColumns; ++c) out[c] = rounded[c][v];
     }
   }
 

@@ -12,6 +12,7 @@
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/partition.h"
+#include "cpu/common/slab_memory.h"
 #include "cpu/common/structure.h"
 #include "cpu/common/workspace.h"
 #include "cpu/spmm/spmm.h"
@@ -33,38 +34,19 @@ struct SpmmSchedule {
   bool pack;
 };
 
-// Owns the slabs of a product's tiles, until its last task is done.
-struct TilePlan {
-  std::unique_ptr<Slab[]> slabs;
-  Workspace memory;
-
-  // Sets the tiles: of so many columns each, or one of all columns where that is 0.
-  static void Cut(int64_t tile_columns, ColumnTiles* tiles) {
-    tiles->tile_columns = tile_columns == 0 ? tiles->n : std::min(tile_columns, tiles->n);
-    tiles->tiles = (tiles->n + tiles->tile_columns - 1) / tiles->tile_columns;
-    tiles->slabs = {};
-  }
-
-  // A slab for each of `threads`, of values of `element` bytes. Where there is no memory for
-  // slabs, tasks read x itself: that is slower, and the result is the same.
-  void AddSlabs(size_t element, int64_t threads, ColumnTiles* tiles) {
-    const int64_t count = std::max<int64_t>(std::min(threads, tiles->Tasks()), 1);
-    const size_t bytes = (size_t(tiles->k) * tiles->tile_columns * element + 63) / 64 * 64;
-    memory = AcquireWorkspace(size_t(count) * bytes);
-    if (!memory || bytes == 0) return;
-    slabs.reset(new Slab[count]);
-    for (int64_t i = 0; i < count; ++i)
-      slabs[i].memory = static_cast<char*>(memory.get()) + i * bytes;
-    tiles->slabs = {slabs.get(), count};
-  }
-};
+// Tiles of so many columns each, or one of all columns where that is 0.
+void CutColumns(int64_t tile_columns, ColumnTiles* tiles) {
+  tiles->tile_columns = tile_columns == 0 ? tiles->n : std::min(tile_columns, tiles->n);
+  tiles->tiles = (tiles->n + tiles->tile_columns - 1) / tiles->tile_columns;
+  tiles->slabs = {};
+}
 
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
   Kernel<SpmmArgs> kernel;
   ProductPlan plan;
-  TilePlan tiles;
+  SlabMemory slabs;
   std::unique_ptr<char[]> values;  // of compacted vectors
   int64_t tasks, work;
   int32_t wrong = 0;  // where args.wrong points
@@ -95,7 +77,7 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
     call->values = TakeEntries(args.values, batch, args.length * element, *compact);
     args.values = call->values.get();
   }
-  call->tiles.Cut(schedule.tile_columns, &args);
+  CutColumns(schedule.tile_columns, &args);
   const int64_t chunk = std::max<int64_t>(1, schedule.chunk_nonzeros / args.length);
   const size_t piece = size_t(args.batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) =
@@ -103,7 +85,10 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
   call->tasks = args.Tasks();
   const int64_t entries = args.offsets[structure.rows] + structure.rows;
   call->work = args.batch * entries * std::max<int64_t>(args.length * args.n, kEntryWork);
-  if (schedule.pack) call->tiles.AddSlabs(AccumulatorBytes(args.dtype), threads, &args);
+  if (schedule.pack) {
+    const size_t slab = size_t(args.k) * args.tile_columns * AccumulatorBytes(args.dtype);
+    args.slabs = call->slabs.Acquire(threads, call->tasks, slab);
+  }
   return call;
 }
 

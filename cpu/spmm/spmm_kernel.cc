@@ -12,8 +12,11 @@ namespace {
 // Sums held in registers: half of the 32 of AVX-512, half of the 16 of the others.
 constexpr int kMaxVectors = kVectorBytes == 64 ? 16 : 8;
 
-// Values are taken through a buffer where they are permuted or narrow.
+// Values are taken through a buffer where they are permuted or narrow. Of 16 bits fewer at a time,
+// if a row has not more: between two uses of a line of the buffer, rows of x go through the cache.
+// With registers of 32 bytes that did not pay.
 constexpr int64_t kStagedValues = 1024;
+constexpr int64_t kStagedHalves = kVectorBytes == 64 ? 256 : kStagedValues;
 
 // How few columns go through the rows of a task.
 enum class RowLoop {
@@ -201,7 +204,8 @@ class BlockTask {
       return;
     }
     for (int64_t r = 0; r < rows;) {
-      int64_t next = RowsWithin(offsets, r, rows, kStagedValues);
+      int64_t next = sizeof(T) == 2 ? RowsWithin(offsets, r, rows, kStagedHalves) : r;
+      if (next == r) next = RowsWithin(offsets, r, rows, kStagedValues);
       if (next > r) {
         Stage(offsets[r], offsets[next]);
         Run(offsets + r, next - r, y + r * block_.y_stride);

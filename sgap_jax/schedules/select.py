@@ -32,7 +32,8 @@ _ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
 _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) per row of B
 _WIDENED = Fraction(1, 2)  # of L2: the most bytes of a tile of widened rows
 _HALF = ("bfloat16", "float16")
-_WIDENED_COLUMNS = 32  # of float16 that pay for widening, with vectors and registers of 64 bytes
+_WIDENED_COLUMNS = 32  # of float16 that pay for widening, with registers of 64 bytes
+_FEW_COLUMNS = 48  # of float16: with fewer, entries pay for widening too
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
 _WIDE = 64  # bytes of the registers of AVX-512
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
@@ -101,20 +102,23 @@ def choose_schedule(problem: Problem) -> Schedule:
 
     The kernels of column vectors walk narrow blocks of columns by themselves, without packing.
 
-    A packed tile holds accumulators, so 16-bit rows are widened once and not at each use, if all of
-    B then takes half of a second-level cache or less. Of up to four columns that takes 0.55x to
-    1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to 0.95x, in float16 for all
-    columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon with AVX-512 (48 KB L1 and
-    2 MB L2 each). All else was up to 1.3x slower so. On other processors with registers of 64 bytes
-    vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as long, n = 1 to 16), and
-    entries only if all of B then fits in the first-level cache (0.93x for n = 1 and 4; where it
-    does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1). There 32 columns of
-    float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to 128 columns; 8 and
-    16 took 1.06x to 1.13x), as on Zen 4 a conversion takes the place of a multiply-add. Where there
-    are products of pairs of bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (1 to 16
-    columns, two cores of an AMD EPYC, family 25, model 17). With registers of 32 bytes, where part
-    of a 16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x
-    (V = 2 and 8; one core of a busy Zen 3).
+    A packed tile holds accumulators, so 16-bit rows are widened once and not at each use, if it
+    takes half of a second-level cache or less; all of B is one tile, but for float16. Of up to four
+    columns that takes 0.55x to 1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to
+    0.95x, in float16 for all columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon
+    with AVX-512 (48 KB L1 and 2 MB L2 each). All else was up to 1.3x slower so. On other processors
+    with registers of 64 bytes vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as
+    long, n = 1 to 16), and entries only if all of B then fits in the first-level cache (0.93x for n
+    = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1).
+    There 32 columns of float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to
+    128 columns; 8 and 16 took 1.06x to 1.13x), as on Zen 4 a conversion takes the place of a
+    multiply-add: in tiles of 128 columns, for V >= 4 of 64, so that each core widens some (256
+    columns: 0.92x of no tiles for V = 8, 0.96x for 2; two cores), and 32 to 47 columns with entries
+    (0.88x; 16 took 1.03x, 48 1.01x, 128 1.10x). Where there are products of pairs of bfloat16, V =
+    2 takes 0.54x to 0.70x of that without packing (1 to 16 columns, two cores of an AMD EPYC,
+    family 25, model 17). With registers of 32 bytes, where part of a 16-bit row has no instruction
+    of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy
+    Zen 3).
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -210,9 +214,9 @@ def _on_cpu(problem: Problem) -> tuple[Schedule, str]:
     if (narrow := _cpu_tile(problem)) is not None:
         tiles = "packed tiles" if narrow.packed else "tiles"
         return narrow, f"rows of B are used often: {tiles} of its columns fit in a nearer cache"
-    if _widening_pays(problem):
-        rule = "few columns of 16 bits, used often: packed, so that each is widened once"
-        return CpuTile(columns=problem.n, packed=True), rule
+    if columns := _widened_columns(problem):
+        rule = "rows of B of 16 bits, used often: packed, so that each is widened once"
+        return CpuTile(columns=columns, packed=True), rule
     work = (problem.nnz + problem.shape[0]) * problem.batch
     small = _SMALL_INTEL if this_machine().intel else _SMALL_SPMM
     if problem.format == CSR and problem.n >= 128 and work < small:
@@ -525,31 +529,44 @@ def _packed_row(problem: Problem, row: int) -> int:
     return _SLAB_ROW if pays else 0
 
 
-def _widening_pays(problem: Problem) -> bool:
-    """Whether to pack all of B on the CPU to have its 16-bit rows widened."""
+def _widened_columns(problem: Problem) -> int:
+    """Columns of the tiles in which B is packed on the CPU to have its 16-bit rows widened; 0 if
+    that does not pay."""
     if problem.dtype not in _HALF:
-        return False
+        return 0
     length, k, n = problem.vector_length, problem.shape[1], problem.n
     machine = this_machine()
     if problem.format != CSR and length is None:
-        return False
-    if not 1 <= n * k <= _WIDENED * machine.l2_bytes / 4:
-        return False
+        return 0
+    most = int(_WIDENED * machine.l2_bytes / 4) // max(k, 1)  # columns of a tile
+    whole = n if k and n <= most else 0
     if problem.permuted:  # each vector of A^T meets rows of B for each of its values
         if length is None or n >= _TAIL or machine.vector_bytes != _TAIL * 4:
-            return False
+            return 0
         dots = n == 1 and length % 4 == 0  # which reads B in whole registers
-        return not dots and problem.nnz >= _WIDENED_USES * k
+        return whole if not dots and problem.nnz >= _WIDENED_USES * k else 0
     if problem.nnz < _WIDENED_USES * k * (length or 1):
-        return False
+        return 0
     if length == 2 and problem.dtype == "bfloat16" and machine.pair_dots:
-        return False
+        return 0
     if machine.vector_bytes == _WIDE and not machine.intel:
+        if problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
+            return _float16_columns(length or 1, n, most)
         far = length is None and 4 * n * k > machine.l1_bytes
-        if length and problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
-            return True
-        return n <= 4 and length != 2 and not far
-    return n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
+        return whole if n <= 4 and length != 2 and not far else 0
+    pays = n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
+    return whole if pays else 0
+
+
+def _float16_columns(length: int, n: int, most: int) -> int:
+    """The same where a register of 64 bytes takes two instructions to be widened, of up to `most`
+    columns."""
+    if length == 1:
+        return n if n < _FEW_COLUMNS and n <= most else 0
+    columns = 128 if length < 4 else 64  # of a pass over the vectors, or two
+    while columns > most:
+        columns //= 2
+    return min(columns, n) if columns >= _WIDENED_COLUMNS else 0
 
 
 def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:

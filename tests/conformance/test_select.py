@@ -348,10 +348,24 @@ def test_rows_are_widened_elsewhere_than_on_intel(dtype):
     assert chosen_on(INTEL, n=1, **twos) == chosen_on(Machine(vector_bytes=32), n=1, **twos) == near
     eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
     assert chosen_on(zen, n=4, **eights) == CpuTile(columns=4, packed=True)
-    for n in (31, 32, 128, 129):  # of 1024 rows up to half of the second-level cache
-        many = dtype == "float16" and 32 <= n <= 128
-        expected = CpuTile(columns=n, packed=True) if many else CpuTile()
-        assert chosen_on(zen, n=n, **twos) == expected
+    # Of 1024 rows 128 columns take half of the second-level cache.
+    for k, n, columns in ((1024, 31, 0), (1024, 32, 32), (1024, 129, 128), (2048, 129, 64)):
+        many = columns and dtype == "float16"
+        expected = CpuTile(columns=columns, packed=True) if many else CpuTile()
+        assert chosen_on(zen, n=n, **twos | dict(k=k)) == expected
+
+
+def test_tiles_of_float16_where_widening_a_register_takes_two_instructions():
+    of, zen = dict(k=1024, nnz=200_000, dtype="float16"), Machine(l1_bytes=32 << 10)
+    tile = lambda columns: CpuTile(columns=columns, packed=True)  # noqa: E731
+    for n, chosen in ((16, CpuTile()), (32, tile(32)), (47, tile(47)), (48, CpuTile())):
+        assert chosen_on(zen, n=n, **of) == chosen
+    eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
+    for n, columns in ((16, 0), (40, 40), (64, 64), (256, 64)):
+        assert chosen_on(zen, n=n, **eights) == (tile(columns) if columns else CpuTile())
+    wide = dict(k=8192, n=128)  # 32 columns take a whole cache
+    assert chosen_on(zen, **eights | wide) == chosen_on(zen, **of | dict(k=8192, n=32)) == CpuTile()
+    assert chosen_on(Machine(vector_bytes=32), n=32, **of) == CpuTile()
 
 
 def test_the_machine_is_read_and_shown():

@@ -15,6 +15,7 @@ from tolerance import DTYPES, assert_within, sum_bound
 from vector_cases import encoded
 
 from sgap_jax.runtime.native import native
+from sgap_jax.schedules.machine import this_machine
 
 NONE = np.zeros(0, np.int32)
 TILES = dict(tile_columns=0, chunk_nonzeros=64, pack=False)
@@ -106,6 +107,15 @@ def test_entries_in_pairs(isa):
     assert_within(y[rest], expected[rest], bound[rest])
 
 
+@isas
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_around_what_is_widened_at_once(dtype, isa):
+    """Values of 256 entries, or of a longer row up to 1024."""
+    lengths = [3, 250, 6, 257, 1, 1025, 0, 1024, 40, 256, 200, 57]
+    case = from_row_lengths("around", 2000, lengths)
+    assert_within(*spmm(case, dtype, 33, isa, chunk_nonzeros=8192))
+
+
 def anything(rng, rows, nnz, size):
     """Offsets that fall, are negative or too large; indices out of range."""
     offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
@@ -184,12 +194,49 @@ def test_softmax_of_rows_of_every_length(dtype, isa):
         np.testing.assert_allclose(sums, case.row_offsets[1:] > first + 1, rtol=0.02)
 
 
+def used_often(rows):
+    """So many entries use these rows of a dense operand so often that each core widens them first
+    (WideningPays of cpu/common/slab_memory.h)."""
+    return 8 * rows * this_machine().cores
+
+
+@isas
+@pytest.mark.parametrize("length", [1, 2, 8, 19])
+def test_rows_that_are_widened_first_change_no_bits(length, isa):
+    """Dot products in float16 with rows of Y that are used often, beside those with a taller Y,
+    whose other rows nothing uses; of a batch, whose elements have a Y each."""
+    rng, k = np.random.default_rng(4), 7
+    target = "sgap_sddmm_csr_v1" if length == 1 else "sgap_sddmm_cvs_v1"
+    lengths = np.resize([40, 0, 3, 17, 1, 90], max(30, used_often(k) // 20))
+    offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    assert offsets[-1] >= used_often(k)
+    indices = rng.integers(0, k, offsets[-1] + 5).astype(np.int32)  # 5 of padding
+    m, absent = len(lengths) * length - (length > 2), np.zeros((1, 0), np.float16)
+    for d in (3, 32, 130):
+        x, y, taller = (rng.standard_normal((2, n, d)).astype(np.float16) for n in (m, k, 400))
+        taller[:, :k] = y
+        result = ((2, len(indices), length)[: 2 + (length > 1)], x.dtype)
+        found, expected = (
+            run(
+                target,
+                (offsets, indices, x, rows, absent, absent.astype(np.float32)),
+                [result],
+                dict(chunk_nonzeros=2048),
+                isa,
+                threads=2,
+            )[0].view(np.uint16)
+            for rows in (y, taller)
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
 @typed
 def test_extrema_where_columns_are_used_often(dtype, isa):
     """Tasks whose 16-bit operands are looked at before, for messages that may be NaN: of NaN and of
     infinity times zero, in any place."""
     rng, m, k, n = np.random.default_rng(5), 5, 6, 37
-    offsets = (np.arange(m + 1) * 60).astype(np.int32)
+    each = max(60, used_often(k) // m + 1)
+    offsets = (np.arange(m + 1) * each).astype(np.int32)
     indices = rng.integers(0, k, offsets[-1]).astype(np.int32)
     values, x = rng.integers(1, 9, len(indices)) / 4, rng.standard_normal((k, n))
     special = [(values, x)]
@@ -199,7 +246,7 @@ def test_extrema_where_columns_are_used_often(dtype, isa):
             changed.flat[at] = bad
             zeros[::7] = 0
             special.append((zeros, changed))
-        special.append((np.where(np.arange(len(values)) == 299, bad, values), x * 0))
+        special.append((np.where(np.arange(len(values)) == 5 * each - 1, bad, values), x * 0))
     for given, dense in special:  # beside a batch element of numbers
         a, b = cast(np.stack([values, given]), dtype), cast(np.stack([x, dense]), dtype)
         results = [((2, m, n), b.dtype), ((2, m, n), np.int32)]
