@@ -222,8 +222,7 @@ struct OfScores {
       const auto append = [&](int64_t i, Vector<Acc, N> x, uint32_t lanes) {
         x = Magnitude<Acc, N>(x);
         const uint32_t mask = (LanesFrom<Acc, N>(x, least) | always) & lanes & ~Marks<N>(marks, i);
-        PackLanes<Acc, N, true>(mask, x, numbers, found + count, found_columns + count);
-        count += __builtin_popcount(mask);
+        count += PackLanes<Acc, N, 4>(mask, x, numbers, found + count, found_columns + count);
         numbers += N;
       };
       int64_t i = 0;

@@ -604,40 +604,6 @@ inline uint32_t LanesFrom(Vector<T, N> x, T least) {
   return mask;
 }
 
-// Writes the lanes of x and of `numbers` whose bit is set, in order; up to N of each may be
-// written. With kSeldom mostly half of them or fewer are set.
-template <typename T, int N, bool kSeldom = false>
-inline void StoreLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, T* target,
-                       int32_t* target_numbers) {
-  // Compressed in a register: stores that compress take several times as long on some processors.
-#if defined(__AVX512DQ__)
-  if constexpr (N == 16 && sizeof(T) == 4) {
-    const auto lanes = __mmask16(mask);
-    const __m512i packed = _mm512_maskz_compress_epi32(lanes, BitCast<__m512i>(x));
-    const __m512i packed_numbers = _mm512_maskz_compress_epi32(lanes, BitCast<__m512i>(numbers));
-    if (kSeldom && __builtin_popcount(mask) <= 8) {  // a store on two lines costs two
-      _mm256_storeu_si256((__m256i*)target, _mm512_castsi512_si256(packed));
-      _mm256_storeu_si256((__m256i*)target_numbers, _mm512_castsi512_si256(packed_numbers));
-      return;
-    }
-    _mm512_storeu_si512(target, packed);
-    _mm512_storeu_si512(target_numbers, packed_numbers);
-    return;
-  } else if constexpr (N == 8 && sizeof(T) == 8) {
-    const auto lanes = __mmask8(mask);
-    _mm512_storeu_si512(target, _mm512_maskz_compress_epi64(lanes, BitCast<__m512i>(x)));
-    _mm256_storeu_si256((__m256i*)target_numbers,
-                        _mm256_maskz_compress_epi32(lanes, BitCast<__m256i>(numbers)));
-    return;
-  }
-#endif
-  for (int count = 0; mask != 0; mask &= mask - 1, ++count) {
-    const int lane = __builtin_ctz(mask);
-    target[count] = x[lane];
-    target_numbers[count] = numbers[lane];
-  }
-}
-
 template <typename T>
 inline void StoreScalar(T* target, Accumulator<T> x) {
   if constexpr (sizeof(T) >= 4) {

@@ -19,7 +19,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kTaskScores = 1 << 16;
+constexpr int64_t kTaskScores = 1 << 16, kTaskRows = 64, kTasksOfThread = 8;
 constexpr int64_t kIndexerScores = 1 << 18;  // of a task: they stay in its cache
 constexpr int64_t kIndexerRows = 64;
 constexpr int64_t kPanelsOfTask = 8, kPanelsOfFewRows = 32;
@@ -135,7 +135,10 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
   args.rows = rows;
   args.columns = columns;
   args.k = k;
+  // The first row of a task knows no threshold: more rows where the threads have tasks enough.
+  const int64_t busy = batch * rows / (kTasksOfThread * std::max<int64_t>(pool.num_threads(), 1));
   args.task_rows = std::clamp<int64_t>(kTaskScores / std::max<int64_t>(columns, 1), 1, 1024);
+  args.task_rows = std::max(args.task_rows, std::min(busy, kTaskRows));
   args.row_tasks = (rows + args.task_rows - 1) / args.task_rows;
   call->batch = batch;
   call->value_bytes = DtypeBytes(args.dtype);

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/simd/compress.h"
 #include "cpu/simd/lane_sums.h"
-#include "cpu/simd/merge_lanes.h"
 #include "cpu/simd/simd.h"
 
 namespace sgap::SGAP_ISA {
@@ -42,30 +42,11 @@ inline Acc ScoreOf(Key<Acc> key) {
   return BitCast<Acc>(Key<Acc>(key < 0 ? key ^ ~kAbsent<Acc> : key));
 }
 
-// StoreLanes, which takes the lanes one by one with AVX2: there they are packed by a table.
-template <typename T, int N, bool kSeldom = false>
-inline void PackLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, T* target,
-                      int32_t* target_numbers) {
-#if defined(SGAP_KEY_SORT) && SGAP_KEY_SORT == 8
-  if constexpr (N == 8 && sizeof(T) == 4) {
-    MergeLanes::StoreBits(mask, BitCast<__m256i>(numbers), BitCast<__m256>(x), target_numbers,
-                          reinterpret_cast<float*>(target));
-    return;
-  } else if constexpr (N == 4 && sizeof(T) == 8) {
-    const uint32_t halves = (mask & 1) * 3 + (mask & 2) * 6 + (mask & 4) * 12 + (mask & 8) * 24;
-    const auto set = [](uint32_t bits) {
-      return _mm_loadl_epi64((const __m128i*)kSetBits.of[bits]);
-    };
-    const __m256i packed =
-        _mm256_permutevar8x32_epi32(BitCast<__m256i>(x), _mm256_cvtepu8_epi32(set(halves)));
-    const __m128 packed_numbers =
-        _mm_permutevar_ps(BitCast<__m128>(numbers), _mm_cvtepu8_epi32(set(mask)));
-    __builtin_memcpy(target, &packed, sizeof(packed));
-    __builtin_memcpy(target_numbers, &packed_numbers, sizeof(packed_numbers));
-    return;
-  }
-#endif
-  StoreLanes<T, N, kSeldom>(mask, x, numbers, target, target_numbers);
+// The key of a number.
+template <typename Acc>
+inline Key<Acc> KeyOf(Acc score) {
+  const auto bits = BitCast<Key<Acc>>(score);
+  return bits < 0 ? bits ^ ~kAbsent<Acc> : bits;
 }
 
 template <typename K>
@@ -104,76 +85,249 @@ inline int64_t CountFrom(const K* keys, int64_t count, K least) {
   return found;
 }
 
-constexpr int kFewKeys = 16;
-
-// The key of rank `rank` (from 1 on) among those from `low` to `high`, which are kFewKeys at most.
+// A key that a rank ends at: `above` keys are greater than it, and `from` are not less.
 template <typename K>
-K KeyOfRankAmongFew(const K* keys, int64_t count, K low, K high, int64_t rank) {
-  constexpr int N = kKeyLanes<K>;
-  K few[kFewKeys + N];
-  int32_t places[kFewKeys + N];
-  int found = 0;
-  for (int64_t i = 0; i < count; i += N) {
-    const uint32_t mask = KeysFrom(keys + i, count - i, low) & ~KeysFrom<K>(keys + i, N, high + 1);
-    if (mask == 0) continue;
-    Vector<K, N> x;
-    __builtin_memcpy(&x, keys + i, sizeof(x));
-    PackLanes<K, N>(mask, x, LaneNumbers<int32_t, N>(), few + found, places + found);
-    found += __builtin_popcount(mask);
+struct RankedKey {
+  K key;
+  int64_t above, from;
+};
+
+template <typename K>
+constexpr K kGreatestKey = ~(K(1) << (8 * sizeof(K) - 1));
+
+// Where the key of a rank lies: from_low keys are at least `low`, which are that many or more, and
+// above_high are greater than `high`, which are fewer.
+template <typename K>
+struct KeyRange {
+  K low = ~kGreatestKey<K>, high = kGreatestKey<K>;
+  int64_t from_low, above_high = 0;
+};
+
+// Takes the least and the greatest key for bounds that are none yet.
+template <typename K>
+void Tighten(const K* keys, int64_t count, KeyRange<K>& range) {
+  K low = kGreatestKey<K>, high = ~kGreatestKey<K>;
+  for (int64_t i = 0; i < count; ++i) {
+    K key;
+    __builtin_memcpy(&key, keys + i, sizeof(key));
+    low = key < low ? key : low;
+    high = key > high ? key : high;
   }
-  for (int i = found; i < kFewKeys; ++i) few[i] = few[0];
-  K above[kFewKeys] = {};
-  for (int j = 0; j < found; ++j) {
-    for (int i = 0; i < kFewKeys; ++i) above[i] += few[j] > few[i];
-  }
-  K least = high;
-  for (int i = 0; i < kFewKeys; ++i) least = above[i] < K(rank) && few[i] < least ? few[i] : least;
-  return least;
+  range.low = range.low < low ? low : range.low;
+  range.high = range.high > high ? high : range.high;
 }
 
-// The logarithm of x > 0, on a straight line between powers of two.
-inline double Log2(double x) {
-  const auto bits = BitCast<int64_t>(x);
-  return double(bits) * 0x1p-52 - 1023;
+constexpr int kPivots = 4;
+
+// Narrows the range of a rank to what lies between two of the pivots, which ascend from above its
+// `low` to its `high`. These are counted together: of few keys a pass takes no longer than its sums
+// and the branch behind them.
+template <typename K>
+void Narrow(const K* keys, int64_t count, int64_t rank, const K* pivots, KeyRange<K>& range) {
+  constexpr int N = kKeyLanes<K>;
+  using Keys = Vector<K, N>;
+  Keys below[kPivots] = {}, least[kPivots], x;
+#pragma GCC unroll 4
+  for (int j = 0; j < kPivots; ++j) least[j] = Keys{} + pivots[j];
+  const auto add = [&]() {
+#pragma GCC unroll 4
+    for (int j = 0; j < kPivots; ++j) below[j] = x < least[j] ? below[j] + 1 : below[j];
+  };
+  int64_t i = 0;
+  for (; i + N <= count; i += N) {
+    __builtin_memcpy(&x, keys + i, sizeof(x));
+    add();
+  }
+  if (i < count) {  // lanes beyond the last key are below no pivot
+    __builtin_memcpy(&x, keys + i, sizeof(x));
+    x = LaneNumbers<K, N>() < Keys{} + K(count - i) ? x : Keys{} + kGreatestKey<K>;
+    add();
+  }
+  K lows[kPivots + 1] = {range.low}, highs[kPivots + 1];
+  int64_t from[kPivots + 2] = {range.from_low};
+  int part = 0;
+#pragma GCC unroll 4
+  for (int j = 0; j < kPivots; ++j) {
+    lows[j + 1] = pivots[j];
+    highs[j] = pivots[j] - 1;
+    from[j + 1] = count - FoldLanes<1, K, N>(below[j])[0];
+    part += from[j + 1] >= rank;
+  }
+  highs[kPivots] = range.high;
+  from[kPivots + 1] = range.above_high;
+  range.low = lows[part], range.high = highs[part];
+  range.from_low = from[part], range.above_high = from[part + 1];
+}
+
+// Up to kMost keys, and of each how many of them are greater.
+template <typename K>
+struct FewKeys {
+  static constexpr int kMost = 32, N = kKeyLanes<K>;
+  using Keys = Vector<K, N>;
+  K keys[kMost + N];
+  Keys above[kMost / N];
+  int count = 0;
+
+  void Compare() {
+    if (count <= kMost / 2) return CompareFirst<kMost / 2>();
+    CompareFirst<kMost>();
+  }
+
+  // The lanes of keys that `greater` of the others are above: equal ones, or none.
+  uint32_t Lanes(int greater) const {
+    uint32_t mask = 0;
+    for (int v = 0; v * N < count; ++v) {
+      const uint32_t from = LanesFrom<K, N>(above[v], K(greater));
+      mask |= (from & ~LanesFrom<K, N>(above[v], K(greater + 1))) << (v * N);
+    }
+    return mask & (~0u >> (kMost - count));
+  }
+
+  // The key of rank `rank` (from 1 on): as many are above equal keys, which have the ranks from
+  // there on.
+  RankedKey<K> OfRank(int rank) const {
+    int greater = rank - 1;
+    uint32_t mask = Lanes(greater);
+    while (mask == 0 && greater > 0) mask = Lanes(--greater);
+    return {keys[__builtin_ctz(mask | 1u << (kMost - 1))], greater,
+            greater + __builtin_popcount(mask)};
+  }
+
+ private:
+  template <int kLanes>
+  void CompareFirst() {
+    constexpr int kVectors = kLanes / N;
+    Keys x[kVectors], more[kVectors] = {};
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_memcpy(&x[v], keys + v * N, sizeof(Keys));
+      const auto exist = LaneNumbers<K, N>() < Keys{} + K(count - v * N);
+      x[v] = exist ? x[v] : Keys{} + ~kGreatestKey<K>;
+      __builtin_memcpy(keys + v * N, &x[v], sizeof(Keys));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < kLanes; ++j) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) more[v] = x[v] < keys[j] ? more[v] + 1 : more[v];
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) above[v] = more[v];
+  }
+};
+
+// The key of rank `rank` in one pass if it is between `low` and `high`, with so few others that
+// they are compared with each other. Returns whether it is.
+template <typename K>
+bool RankBetween(const K* keys, int64_t count, int64_t rank, K low, K high, RankedKey<K>& found) {
+  if (low == ~kGreatestKey<K>) ++low;  // what lanes beyond the last key have
+  if (low > high) return false;
+  constexpr int N = kKeyLanes<K>;
+  using U = std::make_unsigned_t<K>;
+  using Keys = Vector<K, N>;
+  FewKeys<K> few;
+  Keys above = {};
+  // Signed, how far a key is above `low`, taken from the greatest number.
+  const U top = U(low) + U(kGreatestKey<K>);
+  const K least = K(U(kGreatestKey<K>) - (U(high) - U(low)));
+  for (int64_t i = 0; i < count; i += N) {
+    Keys x;
+    __builtin_memcpy(&x, keys + i, sizeof(x));
+    x = LaneNumbers<K, N>() < Keys{} + K(count - i) ? x : Keys{} + ~kGreatestKey<K>;
+    above = x > high ? above + 1 : above;
+    const auto below_top = BitCast<Keys>(top - BitCast<Vector<U, N>>(x));
+    const uint32_t mask = LanesFrom<K, N>(below_top, least);
+    PackLanes<K, N>(mask, x, few.keys + few.count);
+    few.count += __builtin_popcount(mask);
+    if (few.count > few.kMost) return false;
+  }
+  const int64_t above_high = FoldLanes<1, K, N>(above)[0];
+  if (few.count > few.kMost || rank <= above_high || rank > above_high + few.count) return false;
+  few.Compare();
+  found = few.OfRank(int(rank - above_high));
+  found.above += above_high, found.from += above_high;
+  return true;
+}
+
+// Where the key of a rank is expected: `apart` is about how far from there it often is, or 0 where
+// nothing is known.
+struct KeyGuess {
+  double key = 0, apart = 0;
+  bool close = false;  // as many keys as FewKeys has, or fewer, are within twice of that
+
+  template <typename K>
+  K At(double times) const {
+    constexpr double kInfinity = sizeof(K) == 4 ? 0x7f800000 : 0x7ff0000000000000;
+    const double x = key + times * apart;
+    return K(x < -kInfinity ? -kInfinity : x < kInfinity ? x : kInfinity);
+  }
+};
+
+// Pivots around the key of rank `rank` of `count`, by a few of the keys.
+template <typename K>
+inline void SamplePivots(const K* keys, int64_t count, int64_t rank, K* pivots) {
+  FewKeys<K> sample;
+  constexpr int kMost = FewKeys<K>::kMost;
+  const double step = double(count) / kMost;
+  for (int i = 0; i < kMost; ++i) {
+    __builtin_memcpy(&sample.keys[i], keys + int64_t(i * step), sizeof(K));
+  }
+  sample.count = kMost;
+  sample.Compare();
+  const auto middle = int((double(rank) + 0.5) / step);
+  for (int j = 0; j < kPivots; ++j) {
+    const int place = middle + 6 - 3 * j;
+    const K key = sample.OfRank(place < 1 ? 1 : place < kMost ? place : kMost).key;
+    pivots[j] = key > ~kGreatestKey<K> ? key : ~kGreatestKey<K> + 1;
+  }
 }
 
 // A key that at least k of `count` keys are not less than, and at most k + slack: the k-th greatest
-// one where equal keys leave no other. 1 <= k <= count.
+// one where equal keys leave no other. 1 <= k <= count. Unless they are k + slack at most, how many
+// are greater is known too.
+template <typename K>
+RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
+                      const KeyGuess& guess = {}) {
+  using U = std::make_unsigned_t<K>;
+  constexpr int64_t kFew = FewKeys<K>::kMost;
+  RankedKey<K> found;
+  KeyRange<K> range;
+  range.from_low = count;
+  K pivots[kPivots];
+  if (count > kFew && guess.apart > 0) {
+    const K low = guess.At<K>(-2), high = guess.At<K>(2);
+    if (guess.close && RankBetween(keys, count, k, low, high, found)) return found;
+    for (int j = 0; j < kPivots; ++j) pivots[j] = guess.At<K>(2 * j + 1 - kPivots);
+    Narrow(keys, count, k, pivots, range);
+  } else if (count > kFew) {
+    SamplePivots(keys, count, k, pivots);
+    Narrow(keys, count, k, pivots, range);
+  }
+  for (int step = 0; range.from_low > k + slack && range.low < range.high; ++step) {
+    const int64_t size = range.from_low - range.above_high;
+    if (size <= kFew && RankBetween(keys, count, k, range.low, range.high, found)) return found;
+    if (step == 0) Tighten(keys, count, range);
+    const U span = U(range.high) - U(range.low);
+    if (span == 0) break;
+    // On a straight line between the counts; in turns with equal parts, as a bound.
+    double first = 0.2, apart = 0.2;
+    if (step % 2 == 0) {
+      apart = 8 / double(size) + 1. / 32;
+      first = (double(range.from_low - k) + 0.5) / double(size) - 1.5 * apart;
+    }
+    for (int j = 0; j < kPivots; ++j) {
+      const double at = first + j * apart;
+      const U part = U(double(span) * (at < 0 ? 0 : at < 0.99 ? at : 0.99));
+      pivots[j] = K(U(range.low) + (part < span ? part + 1 : span));
+    }
+    Narrow(keys, count, k, pivots, range);
+  }
+  if (range.from_low == count) Tighten(keys, count, range);
+  return {range.low, range.above_high, range.from_low};
+}
+
 template <typename K>
 K KeyOfRank(const K* keys, int64_t count, int64_t k, int64_t slack) {
-  K low = keys[0], high = keys[0];
-  for (int64_t i = 0; i < count; ++i) {
-    low = keys[i] < low ? keys[i] : low;
-    high = keys[i] > high ? keys[i] : high;
-  }
-  // At least k keys are >= low, and fewer than k are > high.
-  int64_t from_low = count, above_high = 0;
-  for (int step = 1; low < high; ++step) {
-    if (from_low - above_high <= kFewKeys) {
-      return KeyOfRankAmongFew(keys, count, low, high, k - above_high);
-    }
-    using U = std::make_unsigned_t<K>;
-    const U span = U(high) - U(low);
-    U part = span / 2;
-    if (step == 1 && count > k) {  // as if the logarithm of the count fell on a straight line
-      part = U(double(span) * (Log2(double(count) / double(k)) / Log2(double(count))));
-    } else if (step % 4 !=
-               0) {  // on a straight line between the counts; else the middle, as a bound
-      const double right = double(from_low - k) + 0.5;
-      part = U(double(span) * (right / double(from_low - above_high)));
-    }
-    const K middle = K(U(low) + (part < span ? part + 1 : span));
-    const int64_t found = CountFrom(keys, count, middle);
-    if (found >= k && found <= k + slack) return middle;
-    if (found > k) {
-      low = middle;
-      from_low = found;
-    } else {
-      high = middle - 1;
-      above_high = found;
-    }
-  }
-  return low;
+  return RankKeys(keys, count, k, slack).key;
 }
 
 // What the selection of a row needs: `size` scores and 16 more, their keys and columns. The rows of
@@ -187,8 +341,10 @@ struct RowScratch {
   int32_t* columns;
   Acc threshold = -Acc(__builtin_inf());
   int without_trial = 0, pause = 0;
-  Acc margin = 0;   // candidates are all scores of at least the threshold less this
-  Acc reached = 0;  // which was this, or -infinity where the whole row is
+  Acc margin = 0;           // candidates are all scores of at least the threshold less this
+  Acc reached = 0;          // which was this, or -infinity where the whole row is
+  double key_distance = 0;  // of neighbours between `reached` and the k-th score, on average
+  double guess_apart = 0;   // in keys
 
   RowScratch(char* memory, int64_t size) {
     const int64_t room = size + 16;  // TopKScratch
@@ -197,12 +353,24 @@ struct RowScratch {
     columns = reinterpret_cast<int32_t*>(keys + room);
   }
 
+  // Where the k-th key of so many candidates may be, if rows before are like this one.
+  KeyGuess Guess(int64_t candidates, int64_t k) const {
+    constexpr double kClose = FewKeys<Key<Acc>>::kMost / 4 - 1.5;
+    const bool close = guess_apart < 1.5 * kClose;
+    const double apart = close && guess_apart > kClose ? kClose : guess_apart;
+    return {double(KeyOf(reached)) + double(candidates - k) * key_distance, apart * key_distance,
+            close};
+  }
+
   char* End(int64_t size) const { return reinterpret_cast<char*>(columns + size + 16); }
 
   // A threshold that leaves k and a few more of a row like this one, whose k-th score is `kth` of
   // more candidates: on a straight line to the last of these.
   void TryNext(Acc kth, int64_t candidates, int64_t k) {
     const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
+    const double found = (double(KeyOf(kth)) - double(KeyOf(reached))) / double(candidates - k);
+    key_distance = key_distance > 0 ? 0.75 * key_distance + 0.25 * found : found;
+    guess_apart = 0.7 * __builtin_sqrt(double(few)) + 1;  // of these as many as the root are more
     if (candidates <= k + 2 * few) return;
     threshold = kth - (kth - reached) * (Acc(few) / Acc(candidates - k));
   }
@@ -232,8 +400,9 @@ Accumulator<T> Threshold(const T* scores, int64_t count, int64_t k, const RowScr
 }
 
 // The scores of at least `least`, where subnormal numbers may count as 0, and their columns.
-// Returns how many. Prefetches the scores `next` further on.
-template <typename T>
+// Returns how many; few of a vector are expected, mostly kMostly at most. Prefetches the scores
+// `next` further on.
+template <typename T, int kMostly = 4>
 int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> least,
                    const RowScratch<T>& scratch) {
   using Acc = Accumulator<T>;
@@ -243,15 +412,14 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   int32_t* const found_columns = scratch.columns;
   int64_t found = 0, i = 0;
   const auto append = [&](Vector<Acc, N> x) {
-    const uint32_t mask = LanesFrom<Acc, N>(x, least);
-    PackLanes<Acc, N, true>(mask, x, columns, found_scores + found, found_columns + found);
-    found += __builtin_popcount(mask);
+    found += PackLanesFrom<Acc, N, kMostly>(x, least, columns, found_scores + found,
+                                            found_columns + found);
     columns += N;
   };
   for (; i + N <= count; i += N) {
     // To the second level of caches: more of them wait for memory at once.
     __builtin_prefetch(scores + next + i, 0, 2);
-    append(Load<T, N>(scores + i));
+    append(Kept(Load<T, N>(scores + i)));
   }
   if (i < count) {
     Vector<Acc, N> x = LoadPartial<T, N>(scores + i, int(count - i));
@@ -269,7 +437,10 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
   const auto found_from = [&](Acc least) -> int64_t {
     if (!(least > -Acc(__builtin_inf()))) return 0;
     scratch.reached = least - scratch.margin;
-    return Candidates(scores, count, next, scratch.reached, scratch);
+    const auto candidates = 8 * k <= count        ? Candidates<T, 4>
+                            : 16 * k <= 5 * count ? Candidates<T, 8>
+                                                  : Candidates<T, 16>;
+    return candidates(scores, count, next, scratch.reached, scratch);
   };
   if (scratch.without_trial > 0) {
     --scratch.without_trial;
@@ -287,67 +458,91 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
   return found_from(scratch.threshold);
 }
 
+// Writes the scores and columns of `selected` of the candidates, which have these keys: those with
+// a key above last.key and the first ones with that key, all of them without kTies. It may be to
+// the front of the candidates themselves.
+template <bool kTies, typename Acc, typename K>
+void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_columns,
+                   int64_t count, const RankedKey<K>& last, int64_t selected, Acc* scores,
+                   int32_t* columns) {
+  constexpr int N = kKeyLanes<K>;
+  const K least = last.key;
+  int64_t ties = selected - last.above, written = 0;
+  for (int64_t i = 0; i < count; i += N) {
+    Vector<Acc, N> score;
+    Vector<int32_t, N> column;
+    __builtin_memcpy(&score, from_scores + i, sizeof(score));
+    __builtin_memcpy(&column, from_columns + i, sizeof(column));
+    uint32_t mask = KeysFrom(keys + i, count - i, least);
+    if constexpr (kTies) {
+      uint32_t equal = mask & ~KeysFrom<K>(keys + i, N, least + 1);
+      for (; __builtin_popcount(equal) > ties; equal &= ~(1u << (31 - __builtin_clz(equal)))) {
+        mask &= ~(1u << (31 - __builtin_clz(equal)));
+      }
+      ties -= __builtin_popcount(equal);
+    }
+    // Behind i + N nothing is written before it is read.
+    written += PackLanes<Acc, N>(mask, score, column, scores + written, columns + written,
+                                 selected - written);
+  }
+}
+
 // Moves the scores and columns of the selected candidates to the front: those with keys above
 // `kept`, of which there are `above`, and the first `ties` of those whose key equals it. Returns
 // how many.
 template <typename T, typename K>
 int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t above, int64_t ties) {
-  using Acc = Accumulator<T>;
-  constexpr int N = kLanes<T>;
-  const K* keys = scratch.keys;
-  int64_t selected = 0;
-  // Behind i + N nothing is written before it is read.
-  const auto move = [&](int64_t i, uint32_t mask) {
-    Vector<Acc, N> score;
-    Vector<int32_t, N> column;
-    __builtin_memcpy(&score, scratch.scores + i, sizeof(score));
-    __builtin_memcpy(&column, scratch.columns + i, sizeof(column));
-    PackLanes<Acc, N>(mask, score, column, scratch.scores + selected, scratch.columns + selected);
-    selected += __builtin_popcount(mask);
-  };
-  if (ties == CountFrom(keys, count, kept) - above) {
-    for (int64_t i = 0; i < count; i += N) move(i, KeysFrom(keys + i, count - i, kept));
-    return selected;
-  }
-  for (int64_t i = 0; i < count; i += N) {
-    uint32_t mask = KeysFrom(keys + i, count - i, kept);
-    uint32_t equal = mask & ~KeysFrom<K>(keys + i, N, kept + 1);
-    for (; __builtin_popcount(equal) > ties; equal &= ~(1u << (31 - __builtin_clz(equal)))) {
-      mask &= ~(1u << (31 - __builtin_clz(equal)));
-    }
-    ties -= __builtin_popcount(equal);
-    move(i, mask);
-  }
-  return selected;
+  const RankedKey<K> last{kept, above, CountFrom(scratch.keys, count, kept)};
+  const auto write = last.from == above + ties ? WriteSelected<false, Accumulator<T>, K>
+                                               : WriteSelected<true, Accumulator<T>, K>;
+  write(scratch.keys, scratch.scores, scratch.columns, count, last, above + ties, scratch.scores,
+        scratch.columns);
+  return above + ties;
 }
 
-// Candidates, at least k of them or all that the row has, and their keys. Returns how many.
+// Candidates, at least k of them or all that the row has. Returns how many.
 template <typename T>
-int64_t CandidatesWithKeys(const T* scores, int64_t count, int64_t k, int64_t next,
-                           RowScratch<T>& scratch) {
+int64_t CandidatesOrAll(const T* scores, int64_t count, int64_t k, int64_t next,
+                        RowScratch<T>& scratch) {
   using Acc = Accumulator<T>;
   constexpr int N = kLanes<T>;
-  int64_t candidates = SomeCandidates(scores, count, k, next, scratch);
-  if (candidates < k) {
-    candidates = count;
-    scratch.reached = -Acc(__builtin_inf());
-    Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
-    for (int64_t i = 0; i < count; i += N, columns += N) {
-      const int64_t left = count - i;
-      const auto x = left >= N ? Load<T, N>(scores + i) : LoadPartial<T, N>(scores + i, int(left));
-      __builtin_memcpy(scratch.scores + i, &x, sizeof(x));
-      __builtin_memcpy(scratch.columns + i, &columns, sizeof(columns));
-    }
+  const int64_t candidates = SomeCandidates(scores, count, k, next, scratch);
+  if (candidates >= k) return candidates;
+  scratch.reached = -Acc(__builtin_inf());
+  Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
+  for (int64_t i = 0; i < count; i += N, columns += N) {
+    const int64_t left = count - i;
+    const auto x = left >= N ? Load<T, N>(scores + i) : LoadPartial<T, N>(scores + i, int(left));
+    __builtin_memcpy(scratch.scores + i, &x, sizeof(x));
+    __builtin_memcpy(scratch.columns + i, &columns, sizeof(columns));
   }
-  if (scratch.reached > 0) {  // the bits of positive numbers are their keys
-    __builtin_memcpy(scratch.keys, scratch.scores, size_t(candidates) * sizeof(Acc));
-    return candidates;
-  }
+  return count;
+}
+
+// The keys of the candidates. These are the bits of positive numbers: they may be read as such,
+// with __builtin_memcpy alone.
+template <typename T>
+const Key<Accumulator<T>>* KeysOfCandidates(int64_t candidates, const RowScratch<T>& scratch) {
+  using Acc = Accumulator<T>;
+  constexpr int N = kLanes<T>;
+  if (scratch.reached > 0) return reinterpret_cast<const Key<Acc>*>(scratch.scores);
   for (int64_t i = 0; i < candidates; i += N) {
     Vector<Acc, N> x;
     __builtin_memcpy(&x, scratch.scores + i, sizeof(x));
     const auto keys = KeysOf<Acc, N>(x);
     __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
+  }
+  return scratch.keys;
+}
+
+// As CandidatesOrAll, with their keys in the scratch.
+template <typename T>
+int64_t CandidatesWithKeys(const T* scores, int64_t count, int64_t k, int64_t next,
+                           RowScratch<T>& scratch) {
+  const int64_t candidates = CandidatesOrAll(scores, count, k, next, scratch);
+  const auto keys = KeysOfCandidates(candidates, scratch);
+  if (keys != scratch.keys) {
+    __builtin_memcpy(scratch.keys, keys, size_t(candidates) * sizeof(*keys));
   }
   return candidates;
 }
@@ -360,24 +555,24 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
   using Acc = Accumulator<T>;
   using K = Key<Acc>;
   if (k <= 0) return 0;
-  const int64_t candidates = CandidatesWithKeys(scores, count, k, next, scratch);
+  const int64_t candidates = CandidatesOrAll(scores, count, k, next, scratch);
+  const K* keys = KeysOfCandidates(candidates, scratch);
   const bool some = scratch.reached > -Acc(__builtin_inf());
-  const K* keys = scratch.keys;
-  K kept = kAbsent<Acc> + 1;  // all that are present
-  int64_t most = some ? candidates : CountFrom(keys, candidates, kept);
-  if (most > k) {
-    kept = KeyOfRank(keys, candidates, k, 0);
-    most = k;
-    if (some) scratch.TryNext(ScoreOf<Acc>(kept), candidates, k);
+  RankedKey<K> last{kAbsent<Acc> + 1, 0, candidates};  // all that are present
+  if (!some) last.from = CountFrom(keys, candidates, last.key);
+  int64_t selected = last.from;
+  if (selected > k) {
+    last = RankKeys(keys, candidates, k, 0, some ? scratch.Guess(candidates, k) : KeyGuess{});
+    selected = k;
+    if (some) scratch.TryNext(ScoreOf<Acc>(last.key), candidates, k);
   }
-  const int64_t above = CountFrom<K>(keys, candidates, kept + 1);
-  const int64_t selected = Keep(scratch, candidates, kept, above, most - above);
-  __builtin_memcpy(indices, scratch.columns, size_t(selected) * sizeof(int32_t));
-  if (!values) return int32_t(selected);
-  if constexpr (std::is_same_v<T, Acc>) {
-    __builtin_memcpy(values, scratch.scores, size_t(selected) * sizeof(T));
-  } else {  // the same bits, those of NaN too
-    for (int64_t i = 0; i < selected; ++i) values[i] = scores[indices[i]];
+  const auto write =
+      last.from == selected ? WriteSelected<false, Acc, K> : WriteSelected<true, Acc, K>;
+  Acc* to = scratch.scores;
+  if constexpr (std::is_same_v<T, Acc>) to = values ? values : to;
+  write(keys, scratch.scores, scratch.columns, candidates, last, selected, to, indices);
+  if constexpr (!std::is_same_v<T, Acc>) {  // the same bits, those of NaN too
+    for (int64_t i = 0; values && i < selected; ++i) values[i] = scores[indices[i]];
   }
   return int32_t(selected);
 }

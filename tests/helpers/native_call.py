@@ -13,8 +13,9 @@ TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "
 TILE_ISAS = ("avx512_bf16", "amx")
 
 
-def _described(array):
-    return array.ctypes.data, TYPES[str(array.dtype)], list(array.shape)
+def described(array, shape=None):
+    """An array as a handler sees it; of its first elements where they have a shape of their own."""
+    return array.ctypes.data, TYPES[str(array.dtype)], list(shape or array.shape)
 
 
 def run(target, operands, results, attributes, isa, threads=1):
@@ -26,8 +27,8 @@ def run(target, operands, results, attributes, isa, threads=1):
     results = [np.ones(shape, dtype) for shape, dtype in results]
     native._test_call(
         native.targets()[target],
-        [_described(x) for x in operands],
-        [_described(x) for x in results],
+        [described(x) for x in operands],
+        [described(x) for x in results],
         attributes,
         isa,
         threads,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from battery import cast
 from jax.test_util import check_grads
-from native_call import kernel_isas, run
+from native_call import described, kernel_isas, run
 from selection_oracle import KINDS, expected, normal, same, scores_of
 from tolerance import DTYPES
 
@@ -84,6 +84,47 @@ def test_rows_like_the_one_before_and_others(dtype, isa):
     for k in (3, 40, 200):
         found = selected(scores[None], k, limits[None], isa)
         same([x[0] for x in found], expected(scores, k, limits), f"k = {k}")
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_last_of_rows_that_follow_no_pattern(dtype, isa):
+    """The k-th greatest is looked for where it was in rows before, then between a few of the row's
+    scores, on straight lines and in equal parts: here it is elsewhere, or on none of the lines, or
+    one of many equal ones."""
+    rng = np.random.default_rng(3)
+    rows = normal(48, 900)
+    rows[:12] *= 2.0 ** rng.integers(-6, 7, (12, 1))
+    rows[12:20] += rng.choice([-50, 50], (8, 1))
+    rows[20:28] *= 10.0 ** rng.integers(-44, 4, (8, 900))
+    rows[28:36] = np.round(2 * rows[28:36])
+    rows[36:42] = np.exp(-40 * abs(rows[36:42]))
+    rows[42:] = np.where(rows[42:] > 2, rows[42:], -1e-42)
+    scores = cast(rows, dtype)
+    limits = np.full(48, 900, np.int32)
+    for k in (20, 60):
+        found = selected(scores[None], k, limits[None], isa)
+        same([x[0] for x in found], expected(scores, k, limits), f"k = {k}")
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_written_behind_the_last_row(dtype, isa):
+    for n, k in ((40, 5), (2000, 17), (2000, 40)):
+        scores, limits = cast(normal(1, 3, n), dtype), np.full((1, 3), n, np.int32)
+        values, indices = np.zeros((1, 3 * k + 64), dtype), np.full((1, 3 * k + 64), 7, np.int32)
+        offsets = np.zeros((1, 4), np.int32)
+        results = [(values, (1, 3 * k)), (offsets, offsets.shape), (indices, (1, 3 * k))]
+        native._test_call(
+            native.targets()["sgap_top_k_csr_v1"],
+            [described(x) for x in (scores, limits)],
+            [described(x, shape) for x, shape in results],
+            dict(k=k),
+            isa,
+            1,
+        )
+        assert offsets[0, -1] == 3 * k and values[0, : 3 * k].all()
+        assert not values[0, 3 * k :].any() and (indices[0, 3 * k :] == 7).all()
 
 
 def test_the_same_for_any_number_of_threads_and_batch():
