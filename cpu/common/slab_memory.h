@@ -1,5 +1,6 @@
-// The memory of slabs, for handlers: what kernels include (cpu/common/slabs.h) has nothing of the
-// standard library.
+// The memory of slabs, for handlers. Kernels include cpu/common/slabs.h alone: they are compiled
+// for each instruction set, and what the standard library has inline would be linked from any of
+// these.
 #pragma once
 
 #include <algorithm>
