@@ -13,7 +13,15 @@ import json
 import pathlib
 import re
 
-from benchmarks import attention_table, compiler_table, every_cpu, machine, plots, vector_goals
+from benchmarks import (
+    attention_table,
+    compiler_table,
+    every_cpu,
+    machine,
+    pattern_tables,
+    plots,
+    vector_goals,
+)
 from benchmarks.comparisons import IN_README, comparisons, in_short, overview
 from benchmarks.peers import (
     attention,
@@ -165,7 +173,8 @@ def put(path: pathlib.Path, lines: list[str], mark: str = "benchmarks") -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     everywhere = machine.ROOT / "benchmarks" / "results"
-    found = {x: every_cpu.read(x, (*OPS, "half")) for x in every_cpu.folders(everywhere)}
+    files = (*OPS, "half", *pattern_tables.FILES)
+    found = {x: every_cpu.read(x, files) for x in every_cpu.folders(everywhere)}
     shown = every_cpu.fullest(found) if found else machine.results_dir()
     parser.add_argument("--results", type=pathlib.Path, default=shown, help=f"default: {shown}")
     parser.add_argument("--print", action="store_true", help="print the tables, write no file")
@@ -186,6 +195,8 @@ def main(argv: list[str] | None = None) -> None:
     everyone = [*every_cpu.limits(found), *every_cpu.beside_peers(found)]
     put(DOCS / "performance.md", everyone, "every-cpu")
     put(DOCS / "performance.md", every_cpu.beside_float32(found), "half")
+    for mark, shown in pattern_tables.SHOWN.items():
+        put(DOCS / "dynamic_patterns.md", pattern_tables.side_by_side(found, shown), mark)
     put(DOCS / "results.md", [*about, *tables])
     if rows := results.get("attention"):
         put(DOCS / "attention.md", attention_page(rows, args.results))

@@ -6,9 +6,10 @@ import json
 import pytest
 
 pytest.importorskip("numba")
-from benchmarks import every_cpu, summary  # noqa: E402
+from benchmarks import every_cpu, pattern_tables, summary  # noqa: E402
 
 COLUMNS = ("problem", "n", "schedule", "x_scipy", "x_torch_csr", "x_bfloat16", "x_float16")
+COLUMNS += ("x_jax_top_k_sort", "x_reading")
 
 
 def folder(tmp_path, name, **files):
@@ -30,10 +31,12 @@ def found(tmp_path):
         ["spmm: weights_x", 32, "CSR", "", "", 0.5, 1.5],
         ["spmm: u_x", 4, "CSR", "", "", 2, 1.5],
     ]
-    folder(tmp_path, "first", spmm=product, half=halves)
+    picked = [[f"top_k: {n} x 8", "", "", "", "", "", "", 30, 0.5] for n in (1024, 256)]
+    picked += [["transpose: 8 x 8", *[""] * 8]]
+    folder(tmp_path, "first", spmm=product, half=halves, select=picked)
     folder(tmp_path, "second", spmm=product[:1])
     (tmp_path / "no results").mkdir()
-    return {x: every_cpu.read(x, ("spmm", "half")) for x in every_cpu.folders(tmp_path)}
+    return {x: every_cpu.read(x, ("spmm", "half", "select")) for x in every_cpu.folders(tmp_path)}
 
 
 def test_each_cpu_has_a_column(found):
@@ -49,7 +52,7 @@ def test_each_cpu_has_a_column(found):
 
 def test_limits_name_what_was_measured(found):
     first, second = every_cpu.limits(found)[2:4]
-    assert first == "| first, 2 threads | 150 | - | 32/512/32768 | half 2, spmm 2 |"
+    assert first == "| first, 2 threads | 150 | - | 32/512/32768 | half 2, select 3, spmm 2 |"
     assert second.endswith("| spmm 1 |")
 
 
@@ -57,6 +60,13 @@ def test_halves_stand_beside_float32(found):
     head, _, line, _ = every_cpu.beside_float32(found)
     assert head.endswith("| bfloat16: first, 2 threads | float16: first, 2 threads |")
     assert line == "| spmm | CSR | 1.00, 2.00 (u, n = 4) | 1.50, 1.50 (weights, n = 32) |"
+
+
+def test_selections_stand_side_by_side(found):
+    head, _, *lines, _ = pattern_tables.side_by_side(found, pattern_tables.SHOWN["top-k"])
+    assert head == "|  | first, 2 threads |"
+    # ours takes two readings; by the number of rows
+    assert lines == [f"| {n} x 8 | `jax.lax` 30, readings 2.00 |" for n in (256, 1024)]
 
 
 def test_a_page_is_filled_at_its_mark(tmp_path, capsys):
