@@ -19,7 +19,8 @@ namespace sgap {
 class SlabMemory {
  public:
   // One of `bytes` for each thread that has a task. None where there is no memory: tasks then read
-  // the operand itself, which is slower and gives the same result.
+  // the operand itself, which is slower and gives the same result, but for last bits of bfloat16
+  // where there are products of pairs.
   Slabs Acquire(int64_t threads, int64_t tasks, size_t bytes) {
     const int64_t count = std::max<int64_t>(std::min(threads, tasks), 1);
     bytes = (bytes + 63) / 64 * 64;

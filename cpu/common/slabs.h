@@ -37,6 +37,20 @@ inline Slab* TakeSlab(const Slabs& slabs) {
   return slabs.slabs + i;
 }
 
+// The same if one is free, or null: of several calls that run together each has slabs for its share
+// of the threads (Pool::num_threads), but all threads may take tasks of one of them.
+inline Slab* FreeSlab(const Slabs& slabs) {
+  int64_t i = last_slab < slabs.count ? last_slab : 0;
+  for (int64_t tried = 0; tried < slabs.count; ++tried) {
+    if (!__atomic_exchange_n(&slabs.slabs[i].busy, 1, __ATOMIC_ACQUIRE)) {
+      last_slab = i;
+      return slabs.slabs + i;
+    }
+    i = i + 1 < slabs.count ? i + 1 : 0;
+  }
+  return nullptr;
+}
+
 inline void GiveBack(Slab* slab) { __atomic_store_n(&slab->busy, 0, __ATOMIC_RELEASE); }
 
 // Rows of `columns` accumulators that follow each other, of rows that are `stride` apart.

@@ -483,15 +483,14 @@ bool OfNumbers(const GspmmArgs& args, const RowTask& rows, int64_t batch) {
   return false;
 }
 
-// A task without NaN, with rows of x in float16 widened in a slab, if there are slabs.
+// A task without NaN, with rows of x in float16 widened in a slab, if one is free.
 template <typename F, typename T>
 void NumbersTask(const GspmmArgs& args, const RowTask& rows, int64_t batch, const T* x) {
   const auto run = [&](auto tag, const auto& at) {
     decltype(tag)::type::template Run<Taking::kOfNumbers>(at, args.offsets, rows);
   };
   if constexpr (std::is_same_v<T, Float16>) {
-    if (args.slabs.count > 0) {
-      Slab* const slab = TakeSlab(args.slabs);
+    if (Slab* const slab = FreeSlab(args.slabs)) {
       const Accumulator<T>* const wide = CopyIn(slab, x, args.k, args.n, args.n);
       ForBlocks<F, F::kMost>(args, batch, wide, run);
       return GiveBack(slab);

@@ -108,14 +108,14 @@ struct WidenedRows {
   }
 };
 
-// Calls run(rows) with the rows of x and y for a batch element.
+// Calls run(rows) with the rows of x and y for a batch element: widened ones where there is a slab,
+// which gives the same bits.
 template <typename T, typename Run>
 void WithRows(const SddmmArgs& args, int64_t batch, Run run) {
   const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
   const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
   if constexpr (std::is_same_v<T, Float16>) {
-    if (args.slabs.count > 0) {
-      Slab* const slab = TakeSlab(args.slabs);
+    if (Slab* const slab = FreeSlab(args.slabs)) {
       auto* const wide = CopyIn(slab, y, args.k, args.d, args.d);
       run(WidenedRows<T>{x, wide, args.d, wide + args.k * args.d});
       return GiveBack(slab);

@@ -70,12 +70,12 @@ def as_slopes(op: str, alibi: Any, heads: int) -> tuple[float, ...] | None:
 
 def has_sinks(op: str, sinks: Any) -> bool:
     """The argument `sinks` of a layer, whose values are a parameter."""
-    if not isinstance(sinks, bool):
+    if not isinstance(sinks, bool | np.bool_):
         raise TypeError(
             f"{op}: sinks: expected True or False, got {sinks!r}; their values are the layer's "
             "parameter `sinks`"
         )
-    return sinks
+    return bool(sinks)
 
 
 def rotary_embedding(x: Any, positions: Any, *, base: float = 10000.0) -> jax.Array:

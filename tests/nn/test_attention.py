@@ -311,6 +311,7 @@ def test_scale_sinks_and_a_function_of_the_scores():
     options = dict(scale=0.3, sinks=True, score_mod=lambda s, b, h, i, j: s + h.astype(s.dtype) / 4)
     layer = nn.SparseSelfAttention.from_dense(dense(num_kv_heads=2), pattern, **options)
     assert layer.sinks.shape == (H,) and not layer.sinks[...].any()
+    assert nn.SparseSelfAttention.from_dense(dense(), pattern, sinks=np.False_).sinks is None
     layer.sinks[...] = inputs(H, seed=5)
     x = inputs(2, L, IN)
     q, k, v = (getattr(layer, name)(x) for name in ("query", "key", "value"))

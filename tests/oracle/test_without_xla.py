@@ -230,6 +230,33 @@ def test_rows_that_are_widened_first_change_no_bits(length, isa):
         np.testing.assert_array_equal(found, expected)
 
 
+@isas
+def test_structures_that_share_threads_unequally(isa):
+    """A call on two structures has one slab for each, and all its threads take tasks of the one
+    that has entries: those that find no slab read the operands as they are. The same bits."""
+    rng, m, k, n = np.random.default_rng(6), 300, 7, 33
+    each = max(90, used_often(k) // m + 1)
+    offsets = np.stack([np.arange(m + 1) * each, np.zeros(m + 1)]).astype(np.int32)
+    indices = rng.integers(0, k, (2, m * each)).astype(np.int32)
+    x, y, values = (
+        rng.standard_normal(shape).astype(np.float16)
+        for shape in ((2, m, n), (2, k, n), (2, m * each))
+    )
+    absent = np.zeros((1, 0), np.float16)
+    of_dots = (offsets, indices, x, y, absent, absent.astype(np.float32))
+    of_extrema = (values, offsets, indices, NONE, y)
+    extrema, positions = ((2, m, n), x.dtype), ((2, m, n), np.int32)
+    for target, arrays, results, attributes in (
+        ("sgap_sddmm_csr_v1", of_dots, [(values.shape, x.dtype)], {}),
+        ("sgap_gspmm_csr_v1", of_extrema, [extrema, positions], dict(add=False, minimum=False)),
+    ):
+        attributes = attributes | dict(chunk_nonzeros=64)
+        one, *more = (run(target, arrays, results, attributes, isa, t) for t in (1, 2, 5))
+        for found in more:
+            for a, b in zip(one, found, strict=True):
+                np.testing.assert_array_equal(a.view(np.int16), b.view(np.int16))
+
+
 @typed
 def test_extrema_where_columns_are_used_often(dtype, isa):
     """Tasks whose 16-bit operands are looked at before, for messages that may be NaN: of NaN and of
