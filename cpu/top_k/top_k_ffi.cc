@@ -219,13 +219,23 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   // The first phase writes all scores of few rows, else all panels.
   const int64_t of_row = args.panel_columns * int64_t(AccumulatorBytes(top_k.dtype));
   const int64_t first = batch * args.PanelCount() * (few ? rows * of_row : args.panel_bytes);
-  const int64_t bounds = rounds ? 2 * batch * args.PanelCount() * int64_t(sizeof(float)) : 0;
-  call->first = AcquireWorkspace(size_t(std::max<int64_t>(first + bounds, 1)));
+  const int64_t panels = args.PanelCount();
+  const bool bytes_too = rounds && ScoresBytes(columns, k, heads, depth);
+  const int64_t of_bytes = bytes_too ? batch * BytePanels(panels) * BytePanelBytes(depth) : 0;
+  const bool widens = bytes_too && DtypeBytes(top_k.dtype) == 2 && depth % 4 == 0;
+  const int64_t of_keys = widens ? 4 * batch * columns * depth : 0;
+  const int64_t bounds = rounds ? 4 * batch * panels * int64_t(sizeof(float)) : 0;
+  call->first = AcquireWorkspace(size_t(std::max<int64_t>(first + of_bytes + of_keys + bounds, 1)));
   if (few) {
     args.scores = call->first.get();
   } else {
     args.panels = static_cast<char*>(call->first.get());
-    if (rounds) args.bounds = reinterpret_cast<float*>(args.panels + first);
+    if (rounds) {
+      char* const keys = args.panels + first + of_bytes;
+      if (bytes_too) args.byte_panels = args.panels + first;
+      if (widens) args.wide_keys = reinterpret_cast<float*>(keys);
+      args.bounds = reinterpret_cast<float*>(keys + of_keys);
+    }
   }
   const int64_t first_tasks = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
   const int64_t bytes = few ? FewRowsScratch(rows, columns, heads, depth)

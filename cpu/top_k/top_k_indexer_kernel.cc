@@ -2,6 +2,7 @@
 // cache, and the rows are selected there. Where products of integers are
 // faster (top_k_indexer_rounded.h), they are scores of rounded values first.
 #include "cpu/top_k/top_k_indexer.h"
+#include "cpu/top_k/top_k_indexer_bytes.h"
 #include "cpu/top_k/top_k_indexer_rounded.h"
 
 namespace sgap::SGAP_ISA {
@@ -29,6 +30,46 @@ inline void Transpose(V* x) {
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) x[i] = y[i];
   }
+}
+
+// Four elements from each of four places.
+inline Vector<float, 16> LoadFours(const float* a, const float* b, const float* c, const float* d) {
+#if defined(__AVX512F__)
+  __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(a));
+  x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_loadu_ps(b));
+  x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_loadu_ps(c));
+  return BitCast<Vector<float, 16>>(_mm512_mask_broadcast_f32x4(x, 0xf000, _mm_loadu_ps(d)));
+#else
+  Vector<float, 16> x;
+  const float* from[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&x) + 16 * i, from[i], 16);
+  return x;
+#endif
+}
+
+// [a, b] or [c, d] of each four lanes of x = [a, b, c, d] and of y, kTogether lanes at a time.
+template <int kHalf, int kTogether, int... i>
+inline Vector<float, 16> MergeFours(Vector<float, 16> x, Vector<float, 16> y,
+                                    std::integer_sequence<int, i...>) {
+  return Shuffle<(i / kTogether % 2 * 16 + i / 4 * 4 + 2 * kHalf + i % 4 / (2 * kTogether) +
+                  i % kTogether)...>(x, y);
+}
+
+// Features d to d + 3 of the keys key(0) to key(15).
+template <typename KeyOf>
+inline void TransposeFours(KeyOf&& key, int64_t d, Vector<float, 16>* out) {
+  constexpr auto kAll = std::make_integer_sequence<int, 16>();
+  Vector<float, 16> x[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = LoadFours(key(i) + d, key(4 + i) + d, key(8 + i) + d, key(12 + i) + d);
+  }
+  const auto low = MergeFours<0, 1>(x[0], x[1], kAll), high = MergeFours<1, 1>(x[0], x[1], kAll);
+  const auto others = MergeFours<0, 1>(x[2], x[3], kAll);
+  const auto high_others = MergeFours<1, 1>(x[2], x[3], kAll);
+  out[0] = MergeFours<0, 2>(low, others, kAll), out[1] = MergeFours<1, 2>(low, others, kAll);
+  out[2] = MergeFours<0, 2>(high, high_others, kAll);
+  out[3] = MergeFours<1, 2>(high, high_others, kAll);
 }
 
 inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -67,15 +108,31 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
   if constexpr (kRoundsIndexer && std::is_same_v<Acc, float>) {
     if (!args.bounds) return;
     char* rounded = out + args.depth * kPanelColumns * int64_t(sizeof(Acc));
-    float* bounds = args.bounds + 2 * (batch * args.PanelCount() + panel);
-    bounds[0] = bounds[1] = 0;
+    float* bounds = args.bounds + 4 * (batch * args.PanelCount() + panel);
+    for (int i = 0; i < 4; ++i) bounds[i] = 0;
+    const auto add = [](const RoundedVector& found, float* greatest) {
+      const float norm = found.norm + found.off;
+      greatest[0] = norm > greatest[0] ? norm : greatest[0];
+      greatest[1] = found.off > greatest[1] ? found.off : greatest[1];
+    };
     const float most = GreatestInteger(args.depth);
     for (int64_t j = 0; j < kPanelColumns; ++j) {
       const T* own = first + j < columns ? keys + (first + j) * args.depth : nullptr;
-      const RoundedVector found = PackRounded(own, args.depth, most, j, rounded);
-      const float norm = found.norm + found.off;
-      bounds[0] = norm > bounds[0] ? norm : bounds[0];
-      bounds[1] = found.off > bounds[1] ? found.off : bounds[1];
+      add(PackRounded(own, args.depth, most, j, rounded), bounds);
+    }
+    if (!args.byte_panels) return;
+    const int64_t panel_bytes = BytePanelBytes(args.depth);
+    char* const bytes = args.byte_panels + batch * BytePanels(args.PanelCount()) * panel_bytes;
+    char* const sample = bytes + (args.PanelCount() + panel / kColumnsOfSample) * panel_bytes;
+    for (int64_t j = 0; j < kPanelColumns && first + j < columns; ++j) {
+      const T* own = keys + (first + j) * args.depth;
+      add(PackBytes(own, args.depth, j, bytes + panel * panel_bytes), bounds + 2);
+      if (args.wide_keys) {
+        float* wide = args.wide_keys + (batch * columns + first + j) * args.depth;
+        for (int64_t d = 0; d < args.depth; ++d) wide[d] = LoadScalar(own + d);
+      }
+      if (j % kColumnsOfSample != 0) continue;
+      PackBytes(own, args.depth, (first + j) / kColumnsOfSample % kPanelColumns, sample);
     }
   }
 }
@@ -206,8 +263,7 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
   Acc* q = reinterpret_cast<Acc*>(scratch.q);
   LoadPairs<T, kPairsOfRows>(args, at.place, at.pairs, whole, q, scratch.weights);
-  const PairsOfRows<PlainProducts<Acc> > pairs{q, scratch.weights, at.pairs, args.heads,
-                                               args.depth};
+  const PairsOfRows<PlainProducts<Acc>> pairs{q, scratch.weights, at.pairs, args.heads, args.depth};
   const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes;
   for (int64_t j = 0; j < at.columns; j += kPanelColumns, panel += args.panel_bytes) {
     pairs.ScorePanel(reinterpret_cast<const Acc*>(panel), scratch.scores + j, at.stride);
@@ -215,22 +271,63 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectScored(args.top_k, at, scratch.scores, scratch.selection);
 }
 
-// The scores of some columns of a row as SelectPlainRows has them, to the same bits.
+// The scores of the keys key(0) to key(15), in so many features of a multiple of 4, as Pairs.
+template <int kTogether, typename KeyOf>
+Vector<float, 16> ScoreRowMajor(KeyOf&& key, int64_t depth, const float* q, const float* weights,
+                                int64_t heads) {
+  using V = Vector<float, 16>;
+  using Products = PlainProducts<float>;
+  const float* rows[16];
+  for (int j = 0; j < 16; ++j) rows[j] = KeptPointer(key(j));
+  V total = {};
+  for (int64_t first = 0; first < heads; first += kTogether) {
+    const float* own = q + first * depth;
+    V sums[kTogether] = {};
+    for (int64_t d = 0; d < depth; d += 4) {
+      V x[4];
+      TransposeFours([&](int j) { return rows[j]; }, d, x);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 8
+        for (int h = 0; h < kTogether; ++h) {
+          sums[h] = Products::Add(sums[h], x[j], own[(d + j) * kTogether + h] - V{});
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int h = 0; h < kTogether; ++h) total += Products::Positive(sums[h]) * weights[first + h];
+  }
+  return total;
+}
+
+// The scores of some columns of a row as SelectPlainRows has them, to the same bits. Behind the
+// columns the last one is written up to a multiple of a vector.
 template <typename T, int kTogether>
 void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64_t row,
-                       const int32_t* columns, int64_t count, float* memory, float* out) {
+                       int32_t* columns, int64_t count, float* memory, float* out) {
   constexpr int N = kLanes<float>;
   const int64_t whole = (args.heads + kTogether - 1) / kTogether * kTogether;
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
+  const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
+  for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
+  const auto key = [&](int64_t i) { return keys + columns[i] * args.depth; };
+  if constexpr (N == 16) {
+    const float* wide = args.wide_keys;
+    if constexpr (std::is_same_v<T, float>) wide = static_cast<const float*>(args.keys);
+    if (wide && args.depth % 4 == 0) {
+      wide += at.batch * args.top_k.columns * args.depth;
+      for (int64_t i = 0; i < count; i += N) {
+        const auto row = [&](int j) { return wide + columns[i + j] * args.depth; };
+        Store<float, N>(out + i, ScoreRowMajor<kTogether>(row, args.depth, q, weights, whole));
+      }
+      return;
+    }
+  }
   const Pairs<PlainProducts<float>, kTogether, 1, N> pairs{q, weights, args.heads, args.heads,
                                                            args.depth};
-  const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
   for (int64_t i = 0; i < count; i += N) {
-    const auto key = [&](int64_t lane) {
-      return keys + columns[Least(i + lane, count - 1)] * args.depth;
-    };
-    PackColumns<T, N>(key, args.depth, panel);
+    PackColumns<T, N>([&](int64_t lane) { return key(i + lane); }, args.depth, panel);
     pairs.ScorePanel(panel, out + i, N);
   }
 }
@@ -243,7 +340,7 @@ int64_t SelectRoundedRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   const int64_t whole = WholePairs(at), words = RoundedWords(args.depth);
   IndexerScratch<float> scratch(top_k, at, whole, 0);
   RoundedScratch own(scratch.selection.End(top_k.columns), whole, words, at.rows, top_k.columns);
-  const KeyBounds keys = GreatestBounds(args, at);
+  const KeyBounds keys = GreatestBounds(args, at, false);
   if (!RoundPairs<T, kPairsOfRows>(args, at, keys, whole, own, scratch.weights)) return 0;
   const PairsOfRows<RoundedProducts> pairs{own.q, scratch.weights, at.pairs, args.heads, words};
   const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes +
@@ -255,7 +352,7 @@ int64_t SelectRoundedRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
   int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;
   for (int64_t r = 0; r < at.rows; ++r) {
-    const auto score = [&](const int32_t* columns, int64_t count, float* out) {
+    const auto score = [&](int32_t* columns, int64_t count, float* out) {
       score_columns(args, at, r, columns, count, own.memory, out);
     };
     const int32_t found =
@@ -267,9 +364,9 @@ int64_t SelectRoundedRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   return at.rows;
 }
 
+// By 16 bits, or in floats.
 template <typename T>
-void SelectRows(const TopKIndexerArgs& args, int64_t task) {
-  const IndexerRows at(args, task);
+void SelectWideRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   int64_t done = 0;
   if constexpr (kRoundsIndexer && std::is_same_v<Accumulator<T>, float>) {
     // Of fewer columns most are left open.
@@ -277,6 +374,100 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   }
   if (done == at.rows) return;
   SelectPlainRows<T>(args, IndexerRows(args, at.batch, at.begin + done, at.rows - done));
+}
+
+// The k greatest of a row's survivors, whose scores are computed without rounding. False where
+// others may be among them.
+template <typename T, int kTogether>
+bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t r,
+                     ByteScratch& own, int32_t* indices) {
+  constexpr int N = kLanes<float>;
+  const RowSurvivors& row = own.rows[r];
+  const int64_t k = args.top_k.k, count = row.count;
+  if (count < k || !(row.least < kGreatestBound)) return false;
+  ScoreColumnsOfRow<T, kTogether>(args, at, r, row.columns, count, own.memory, own.scores);
+  RowScratch<float>& found = own.selection;
+  found.scores = own.scores, found.columns = row.columns;
+  for (int64_t i = 0; i < count; i += N) {
+    const auto keys = KeysOf<float, N>(Load<float, N>(own.scores + i));
+    __builtin_memcpy(found.keys + i, &keys, sizeof(keys));
+  }
+  const auto kept = KeyOfRank(found.keys, count, k, int64_t(0));
+  if (!(ScoreOf<float>(kept) >= row.least + row.small)) return false;
+  const int64_t above = CountFrom(found.keys, count, kept + 1);
+  Keep(found, count, kept, above, k - above);
+  __builtin_memcpy(indices, row.columns, size_t(k) * sizeof(int32_t));
+  return true;
+}
+
+// By bytes, and those rows of which these say too little by SelectWideRows.
+template <typename T, int kHeads>
+void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
+  using Bytes = BytePairs<kHeads>;
+  const TopKArgs& top_k = args.top_k;
+  const int64_t parts = Bytes::Parts(args.heads);
+  const int64_t groups = (at.rows + Bytes::kRows - 1) / Bytes::kRows;
+  ByteScratch own(top_k.scratch, args, at, groups * parts * Bytes::kTogether);
+  RoundToBytes<T>(args, at, groups * Bytes::kRows, parts * kHeads, own);
+  const Bytes pairs{own.q, own.weights, parts, ByteWords(args.depth)};
+  const int64_t panel_bytes = BytePanelBytes(args.depth), panels = args.PanelCount();
+  const char* const begin = args.byte_panels + at.batch * BytePanels(panels) * panel_bytes;
+  const char* const sample = begin + panels * panel_bytes;
+  const auto refuse = [&](auto&& refused) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < at.rows; ++r) count += refused(own.rows[r]);
+    return 2 * count > at.rows;
+  };
+  if (refuse([](const RowSurvivors& row) { return !(row.raised < kGreatestBound); })) {
+    return SelectWideRows<T>(args, at);
+  }
+  for (int64_t j = 0; j * kColumnsOfSample < at.columns; j += kPanelColumns) {
+    for (int64_t g = 0; g < groups; ++g) {
+      pairs.Write(g, sample + j / kPanelColumns * panel_bytes, own.start,
+                  own.sample + g * Bytes::kRows * own.sample_stride + j, own.sample_stride);
+    }
+  }
+  for (int64_t r = 0; r < at.rows; ++r) {
+    own.rows[r].least = ByteThreshold(own.sample + r * own.sample_stride, sample, args.depth,
+                                      own.rows[r], top_k.k, own.selection.keys);
+  }
+  if (refuse([](const RowSurvivors& row) { return !(row.least < kGreatestBound); })) {
+    return SelectWideRows<T>(args, at);
+  }
+  for (int64_t r = at.rows; r < groups * Bytes::kRows; ++r) {  // nothing is kept of them
+    own.rows[r].columns = reinterpret_cast<int32_t*>(own.sample);
+  }
+  for (int64_t j = 0; j < at.columns; j += kPanelColumns) {
+    for (int64_t g = 0; g < groups; ++g) {
+      pairs.Collect(g, begin + j / kPanelColumns * panel_bytes, own.raised, j,
+                    own.rows + g * Bytes::kRows);
+    }
+  }
+  const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
+  int32_t* counts = top_k.counts + at.batch * top_k.rows + at.begin;
+  int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;
+  for (int64_t r = 0; r < at.rows; ++r) {
+    const bool selected =
+        SelectSurvivors<T, (kHeads < 8 ? 4 : 8)>(args, at, r, own, indices + offsets[r]);
+    counts[r] = selected ? int32_t(top_k.k) : -1;
+  }
+  for (int64_t r = 0, end; r < at.rows; r = end) {
+    for (end = r + 1; end < at.rows && (counts[end] < 0) == (counts[r] < 0);) ++end;
+    if (counts[r] < 0) {
+      SelectWideRows<T>(args, IndexerRows(args, at.batch, at.begin + r, end - r));
+    }
+  }
+}
+
+template <typename T>
+void SelectRows(const TopKIndexerArgs& args, int64_t task) {
+  const IndexerRows at(args, task);
+  if constexpr (kRoundsIndexer && std::is_same_v<Accumulator<T>, float>) {
+    if (args.byte_panels && at.columns > kColumnsOfBytes * args.top_k.k) {
+      return args.heads <= 4 ? SelectByteRows<T, 4>(args, at) : SelectByteRows<T, 8>(args, at);
+    }
+  }
+  SelectWideRows<T>(args, at);
 }
 
 // Of all rows, which are few, the scores of a task's columns.
@@ -289,7 +480,7 @@ void ScoreColumns(const TopKIndexerArgs& args, int64_t task) {
   Acc* q = panel + kPanelColumns * args.depth;
   Acc* weights = q + whole * args.depth;
   LoadPairs<T, kPairsOfRows>(args, at.place, at.pairs, whole, q, weights);
-  const PairsOfRows<PlainProducts<Acc> > pairs{q, weights, at.pairs, args.heads, args.depth};
+  const PairsOfRows<PlainProducts<Acc>> pairs{q, weights, at.pairs, args.heads, args.depth};
   Acc* scores = static_cast<Acc*>(args.scores) + at.batch * args.top_k.rows * at.stride;
   ForPanels(args, task, [&](int64_t p) {
     if (p * kPanelColumns >= at.columns) return;

@@ -29,11 +29,11 @@ inline float GreatestInteger(int64_t depth) {
   return most < 32766.5f ? most : 32766.5f;
 }
 
-// x[0 .. depth) to integers, and zeros up to a multiple of 16: write(i, word) for each two of them.
-// Norms of infinity if some are not finite.
-template <typename T, typename Write>
+// x[0 .. depth) to Integers of 16 or 8 bits, and zeros up to a multiple of 16: write(i, word) for
+// each word of them. Norms of infinity if some are not finite.
+template <typename Integer, typename T, typename Write>
 RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) {
-  constexpr int N = 16;
+  constexpr int N = 16, kWords = N * sizeof(Integer) / 4;
   using Floats = Vector<float, N>;
   using Ints = Vector<int32_t, N>;
   const auto load = [&](int64_t d) {
@@ -48,7 +48,7 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) 
   for (int i = 0; i < N; ++i) bits = magnitudes[i] > bits ? magnitudes[i] : bits;
   const float greatest = BitCast<float>(bits), infinity = __builtin_inff();
   if (bits >= BitCast<int32_t>(infinity)) {
-    for (int64_t i = 0; i < RoundedWords(depth); ++i) write(i, 0);
+    for (int64_t i = 0; i < (depth + N - 1) / N * kWords; ++i) write(i, 0);
     return {0, infinity, infinity};
   }
   const float whole = greatest > 0x1p-80f ? greatest : 0x1p-80f;
@@ -60,9 +60,9 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) 
     const Floats rounded = shifted - kShift, difference = scaled - rounded;
     norm += rounded * rounded;
     off += difference * difference;
-    const auto low = NarrowWords<N>(BitCast<Vector<uint32_t, N> >(shifted));
-    const auto words = BitCast<Vector<uint32_t, N / 2> >(low);
-    for (int i = 0; i < N / 2; ++i) write(d / 2 + i, words[i]);
+    const auto low = __builtin_convertvector(BitCast<Ints>(shifted), Vector<Integer, N>);
+    const auto words = BitCast<Vector<uint32_t, kWords> >(low);
+    for (int i = 0; i < kWords; ++i) write(d / N * kWords + i, words[i]);
   }
   const auto root = [](const Floats& squares) {
     return 1.001f * __builtin_sqrtf(FoldLanes<1, float, N>(squares)[0]);
@@ -81,7 +81,7 @@ RoundedVector PackRounded(const T* key, int64_t depth, float most, int64_t j, ch
   const auto write = [&](int64_t i, uint32_t word) { out[i * kPanelColumns] = word; };
   RoundedVector found = {};
   if (key) {
-    found = RoundVector(key, depth, most, write);
+    found = RoundVector<int16_t>(key, depth, most, write);
   } else {
     for (int64_t i = 0; i < words; ++i) write(i, 0);
   }
@@ -116,10 +116,11 @@ struct KeyBounds {
   float norm = 0, off = 0;
 };
 
-inline KeyBounds GreatestBounds(const TopKIndexerArgs& args, const IndexerRows& at) {
+// Of 16 bits; or of bytes, in units of each key's integers.
+inline KeyBounds GreatestBounds(const TopKIndexerArgs& args, const IndexerRows& at, bool bytes) {
   KeyBounds found;
-  const float* bounds = args.bounds + 2 * at.batch * args.PanelCount();
-  for (int64_t j = 0; j < at.columns; j += kPanelColumns, bounds += 2) {
+  const float* bounds = args.bounds + 4 * at.batch * args.PanelCount() + (bytes ? 2 : 0);
+  for (int64_t j = 0; j < at.columns; j += kPanelColumns, bounds += 4) {
     found.norm = bounds[0] > found.norm ? bounds[0] : found.norm;
     found.off = bounds[1] > found.off ? bounds[1] : found.off;
   }
@@ -140,18 +141,27 @@ struct RowBound {
     greatest = norm > greatest ? norm : greatest;
   }
 
-  // Infinite if a sum may overflow, or something is not finite.
+  // What sums lose where numbers that are too small for a float32 are zero.
+  float Small(const KeyBounds& keys, int64_t depth, int64_t heads) const {
+    const float large = 0x1p15f * float(depth) * keys.norm;
+    return (weights * (1 + greatest + keys.norm) + float(heads) * large) * float(depth) *
+               0x1p-122f +
+           0x1p-120f;
+  }
+
+  // Whether no sum overflows, and all is finite. Before the factor of a key a sum is up to
+  // sizes * 2^16, whatever the keys' norm.
+  bool Holds(const KeyBounds& keys) const {
+    return greatest * keys.norm < kGreatestBound && weights < kGreatestBound &&
+           sizes < kGreatestBound && sizes * keys.norm < kGreatestBound;
+  }
+
+  // Infinite if that does not hold.
   float Of(const KeyBounds& keys, int64_t depth, int64_t heads) const {
-    const float terms = float(depth + 2 * heads + 32), large = 0x1p15f * float(depth) * keys.norm;
-    // Numbers that are too small for a float32 may be zero in either.
-    const float small =
-        (weights * (1 + greatest + keys.norm) + float(heads) * large) * float(depth) * 0x1p-122f;
-    const float sum = 1.01f * (off + terms * 0x1p-22f * sizes * keys.norm) + small + 0x1p-120f;
-    // Before the factor of a key a sum is up to sizes * 2^16, whatever the keys' norm.
-    const bool holds = greatest * keys.norm < kGreatestBound && weights < kGreatestBound &&
-                       sizes < kGreatestBound && sizes * keys.norm < kGreatestBound &&
-                       sum < kGreatestBound;
-    return holds ? sum : __builtin_inff();
+    const float terms = float(depth + 2 * heads + 32);
+    const float sum =
+        1.01f * (off + terms * 0x1p-22f * sizes * keys.norm) + Small(keys, depth, heads);
+    return Holds(keys) && sum < kGreatestBound ? sum : __builtin_inff();
   }
 };
 
@@ -203,7 +213,7 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
       weights[i] = 0;
       continue;
     }
-    const RoundedVector found = RoundVector(from, args.depth, most, write);
+    const RoundedVector found = RoundVector<int16_t>(from, args.depth, most, write);
     const float weight = LoadScalar(from_weights + i);
     weights[i] = weight * found.scale;
     bound.Add(weight, found, keys);

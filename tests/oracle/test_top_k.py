@@ -410,6 +410,64 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
             same([x[0] for x in found], want, isa)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "heads", "depth"),
+    [
+        ("integers", "float32", 4, 32),
+        ("integers", "bfloat16", 3, 20),
+        ("integers", "float32", 6, 7),
+        ("integers", "float32", 12, 12),
+        ("negative weights", "float32", 4, 32),
+        ("a far key", "float32", 4, 32),
+        ("no numbers", "float32", 4, 32),
+        ("zeros", "float32", 7, 32),
+        ("keys off one way", "float32", 4, 32),
+        ("keys off two ways", "float32", 4, 32),
+        ("other columns in the sample", "float32", 4, 32),
+    ],
+)
+def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
+    """Of rows with many columns, some kernels score bytes of q and keys first. Here bytes are off
+    by more than the distance of neighbouring scores, which are exact in float32 and tie."""
+    rng, m, n, k = np.random.default_rng(6), 37, 2100, 24
+    q, keys, weights = (
+        rng.integers(-high, high + 1, size).astype(np.float32)
+        for high, size in ((200, (m, heads, depth)), (200, (n, depth)), (3, (m, heads)))
+    )
+    keys[100:140] = keys[100]
+    limits = np.where(np.arange(m) % 4, n, np.arange(m) * 56).astype(np.int32)
+    if kind == "negative weights":  # most scores of some columns are 0, the greatest
+        weights = -abs(weights)
+    elif kind == "a far key":
+        keys[650] *= 2.0**60
+    elif kind == "no numbers":
+        q[30], weights[35, 0] = NAN, INF
+    elif kind == "zeros":
+        q[::3], weights[1::3], keys[::7] = 0, -3, 0
+    elif kind == "keys off one way":  # in steps of 64: 28 more columns round down than up
+        q, keys, weights[:] = abs(q), np.full_like(keys, 32 * 64 - 33), 1
+        keys[:, 0], keys[::50, 1:] = 126.5 * 64, 32 * 64 - 31
+    elif kind == "keys off two ways":  # 31 up: these reach the sample's; 31 down: greater ones do not
+        k, q, weights[:] = 100, np.ones_like(q), 1
+        keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
+        keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
+        keys[:, 0] = 126.5 * 64
+    elif kind == "other columns in the sample":  # its threshold leaves fewer than k columns
+        keys[::16] = abs(keys[::16]) * 64
+        q, weights = abs(q), abs(weights)
+    operands = [cast(x, dtype) for x in (q, keys, weights)]
+    q, keys, weights = (np.float64(x) for x in operands)
+    with np.errstate(invalid="ignore"):
+        products = np.maximum(np.einsum("mhd,nd->mhn", q, keys), 0)
+        scores = np.einsum("mh,mhn->mn", weights, products)
+    want = expected(scores, k, limits)[1:]
+    for isa in ("avx512", "avx512_bf16"):
+        if isa in native.supported_isas():
+            arrays = (x[None] for x in (*operands, limits))
+            found = selected_by_indexer(*arrays, k, isa, threads=2)
+            same([x[0] for x in found], want, isa)
+
+
 def test_an_indexer_refuses_what_does_not_fit():
     good = [np.ones(s, np.float32) for s in ((2, 3, 4, 5), (2, 6, 5), (2, 3, 4))]
     limits = np.full((2, 3), 6, np.int32)
