@@ -1,3 +1,4 @@
+#include "cpu/simd/gather.h"
 #include "cpu/spmm/scatter_pieces.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 #include "cpu/spmm/spmm_rows.h"
@@ -73,7 +74,7 @@ struct ScatterTile {
       for (int64_t p = block.begin; p < block.end; ++p) {
         add(p, NeighbourPairs<kRows>(block.values + p * block.length));
       }
-    } else if constexpr (kStaged<T, kRows>) {
+    } else if constexpr (sizeof(T) == 2) {  // of 8 rows too: 0.94 to 0.99 of the time (Zen 4)
       alignas(64) Acc staged[kStagedVectors * kRows];
       for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
         const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
