@@ -165,7 +165,7 @@ template <typename T>
 }
 
 // Two columns and more. A value of 16 bits is repeated and widened where it is used: two
-// instructions in place of one, but widened ahead it is stored and loaded, which took 1.1 to 1.3 of
+// instructions in place of one, but widened ahead it is stored and loaded, which took 1.0 to 1.3 of
 // the time (measured on Zen 4). Where these are more than two, it is widened ahead.
 template <typename T, int kColumns>
 void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
