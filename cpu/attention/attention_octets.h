@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
+#include "cpu/simd/gather.h"
 #include "cpu/simd/tiles.h"
 
 namespace sgap::SGAP_ISA {

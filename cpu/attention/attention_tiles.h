@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/simd/exp.h"
+#include "cpu/simd/gather.h"
 #include "cpu/simd/lane_sums.h"
 
 namespace sgap::SGAP_ISA {

@@ -2,6 +2,7 @@
 // arg-extremum gathers of the derivatives.
 #include "cpu/gspmm/gspmm.h"
 #include "cpu/row_reduce/row_reduce_loops.h"
+#include "cpu/simd/gather.h"
 #include "cpu/simd/lane_sums.h"
 
 namespace sgap::SGAP_ISA {

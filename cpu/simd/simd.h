@@ -387,33 +387,6 @@ inline Vector<float, 16> DotPairs(Vector<float, 16> sums, Vector<uint32_t, 16> a
 #endif
 }
 
-// kPart elements, again and again: lane i has source[i % kPart].
-template <typename T, int N, int kPart>
-inline Vector<T, N> LoadRepeated(const T* source) {
-  constexpr int kBytes = kPart * sizeof(T);
-#if defined(__AVX512F__)
-  if constexpr (N * sizeof(T) == 64) {
-    if constexpr (kBytes == 4) return BitCast<Vector<T, N>>(_mm512_set1_ps(*(const float*)source));
-    if constexpr (kBytes == 8) {
-      double pair;
-      std::memcpy(&pair, source, sizeof(pair));
-      return BitCast<Vector<T, N>>(_mm512_set1_pd(pair));
-    }
-    if constexpr (kBytes == 16) {
-      return BitCast<Vector<T, N>>(_mm512_broadcast_f32x4(_mm_loadu_ps((const float*)source)));
-    }
-    if constexpr (kBytes == 32) {
-      return BitCast<Vector<T, N>>(_mm512_broadcast_f64x4(_mm256_loadu_pd((const double*)source)));
-    }
-  }
-#endif
-  if constexpr (kPart == N) return Load<T, N>(source);
-  Vector<T, N> result;
-  char* bytes = reinterpret_cast<char*>(&result);
-  for (int i = 0; i < N / kPart; ++i) std::memcpy(bytes + i * kBytes, source, kBytes);
-  return result;
-}
-
 // Whether there is an instruction for x * 2^n, and it.
 #if defined(__AVX512F__)
 template <typename T, int N>
@@ -498,25 +471,6 @@ inline Vector<T, 2 * N> Concat(Vector<T, N> low, Vector<T, N> high) {
   return result;
 }
 
-// Lane i of x in lanes 4i to 4i + 3 of the result.
-template <typename T, int N>
-inline Vector<T, 4 * N> RepeatLanes4(Vector<T, N> x) {
-  if constexpr (N == 1) {
-    return Vector<T, 4>{} + x[0];
-  } else {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4 && N == 4) {
-      const __m512i which = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      return BitCast<Vector<T, 16>>(
-          _mm512_permutevar_ps(_mm512_broadcast_f32x4(BitCast<__m128>(x)), which));
-    }
-#endif
-    Vector<T, N / 2> low, high;
-    for (int i = 0; i < N / 2; ++i) low[i] = x[i], high[i] = x[N / 2 + i];
-    return Concat<T, 2 * N>(RepeatLanes4<T, N / 2>(low), RepeatLanes4<T, N / 2>(high));
-  }
-}
-
 template <typename T>
 inline Accumulator<T> LoadScalar(const T* source) {
   if constexpr (sizeof(T) >= 4) {
@@ -529,43 +483,6 @@ inline Accumulator<T> LoadScalar(const T* source) {
 #else
     return WidenFloat16<4>(Vector<uint32_t, 4>{source->bits})[0];
 #endif
-  }
-}
-
-// source[indices[i]] in lane i: one load each, which is faster than the gather instruction
-// (measured on Zen 5: 0.18 against 0.30 ns an element).
-template <typename T, int N>
-inline Vector<Accumulator<T>, N> Gather(const T* source, const int32_t* indices) {
-  if constexpr (sizeof(T) >= 4) {
-    Vector<T, N> result;
-    for (int i = 0; i < N; ++i) result[i] = source[size_t(indices[i])];
-    return result;
-  } else if constexpr (N < 4) {
-    Vector<Accumulator<T>, N> result;
-    for (int i = 0; i < N; ++i) result[i] = LoadScalar(source + size_t(indices[i]));
-    return result;
-  } else {
-    Vector<uint16_t, N> bits;
-    for (int i = 0; i < N; ++i) bits[i] = source[size_t(indices[i])].bits;
-    return Load<T, N>(reinterpret_cast<const T*>(&bits));
-  }
-}
-
-// The same with the indices loaded two by two: 0.93 of the time in a loop of sums, 1.03 where
-// products are stored (measured there).
-template <typename T, int N>
-inline Vector<Accumulator<T>, N> GatherByPairs(const T* source, const int32_t* indices) {
-  if constexpr (sizeof(T) >= 4) {
-    Vector<T, N> result;
-    for (int i = 0; i < N; i += 2) {
-      uint64_t pair;
-      std::memcpy(&pair, indices + i, sizeof(pair));
-      result[i] = source[uint32_t(pair)];
-      result[i + 1] = source[pair >> 32];
-    }
-    return result;
-  } else {
-    return Gather<T, N>(source, indices);
   }
 }
 

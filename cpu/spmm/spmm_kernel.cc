@@ -1,4 +1,5 @@
 #include "cpu/common/machine.h"
+#include "cpu/simd/gather.h"
 #include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_pairs.h"
 #include "cpu/spmm/spmm_rows.h"

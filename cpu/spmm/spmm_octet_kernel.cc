@@ -7,6 +7,7 @@
 // has just stored. To hide that, steps follow each other like this, across columns and block rows:
 // gather step s; round and store the sums that left their tiles before; multiply step s - 1, and
 // let its sums leave if it was the last.
+#include "cpu/simd/gather.h"
 #include "cpu/simd/tiles.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 

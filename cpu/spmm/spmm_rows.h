@@ -4,6 +4,7 @@
 // each.
 #pragma once
 
+#include "cpu/simd/gather.h"
 #include "cpu/simd/lane_sums.h"
 #include "cpu/spmm/column_tiles.h"
 
@@ -281,6 +282,7 @@ struct NarrowTile {
       }
     }
     Acc One(int64_t p) const { return LoadScalar(values + p); }
+    Products Repeated(int64_t p) const { return LoadLanes4<T, kGroup>(values + p); }
   };
   struct WidenedValues {
     const Acc* values;
@@ -290,6 +292,7 @@ struct NarrowTile {
     }
     Group Last(int64_t p) const { return Of(p, 0); }
     Acc One(int64_t p) const { return values[p]; }
+    Products Repeated(int64_t p) const { return LoadLanes4<Acc, kGroup>(values + p); }
   };
 
   template <bool kTail, bool kLooks = false>
@@ -331,7 +334,11 @@ struct NarrowTile {
         }
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
-          sums[c] += Multiply<kTail, true>(block, values.Of(p, c), p + c * kGroup);
+          if constexpr (kSlots == 4 && kGroup == 4) {
+            sums[c] += values.Repeated(p + c * kGroup) * Rows<kTail, kGroup>(block, p + c * kGroup);
+          } else {
+            sums[c] += Multiply<kTail, true>(block, values.Of(p, c), p + c * kGroup);
+          }
         }
       }
       if (kLooks && !RestHolds(block, p, end)) return void(*block.wrong = true);
