@@ -173,6 +173,7 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   constexpr bool kAhead = sizeof(T) == 2 && !kWidensInLanes;
   using Value = std::conditional_t<kAhead, Acc, T>;
   constexpr int64_t kMost = 1024;
+  constexpr int kValueLanes = kColumns < 8 ? 4 : 8;
   alignas(64) Value staged[kAhead ? kMost : 1];
   const int32_t* const indices = args.indices;
   const uint32_t size = SizeOf(args);
@@ -200,7 +201,7 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
       for (; p < stop; ++p) {
         const auto at = uint32_t(indices[p]);
         if (__builtin_expect(at < size, true)) {  // a loop of one jump
-          const auto value = LoadInLanes < Value, kColumns<8 ? 4 : 8>(values + (p - first));
+          const auto value = LoadInLanes<Value, kValueLanes>(values + (p - first));
           x.AddTimes(value, sums + size_t(at) * kColumns);
         }
       }
