@@ -36,7 +36,8 @@ struct TileTask {
   Slab* slab;
 };
 
-// Takes a slab for the task, with its tile.
+// Takes a slab for the task, with its tile, if one is free. bfloat16 waits for one: products of
+// pairs have other last bits where the tile is not packed.
 template <typename T>
 TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   TileTask begun;
@@ -45,7 +46,8 @@ TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   begun.batch = walk % tiles.batch;
   begun.walk = walk;
   begun.rows = tiles.tasks + task % tiles.row_tasks;
-  begun.slab = tiles.slabs.count > 0 ? TakeSlab(tiles.slabs) : nullptr;
+  const bool waits = std::is_same_v<T, BFloat16> && tiles.slabs.count > 0;
+  begun.slab = waits ? TakeSlab(tiles.slabs) : FreeSlab(tiles.slabs);
   begun.first = walk / tiles.batch * tiles.tile_columns;
   begun.last =
       begun.first + tiles.tile_columns < tiles.n ? begun.first + tiles.tile_columns : tiles.n;

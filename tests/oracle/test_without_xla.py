@@ -244,11 +244,13 @@ def test_structures_that_share_threads_unequally(isa):
     )
     absent = np.zeros((1, 0), np.float16)
     of_dots = (offsets, indices, x, y, absent, absent.astype(np.float32))
-    of_extrema = (values, offsets, indices, NONE, y)
+    of_rows = (values, offsets, indices, NONE, y)
     extrema, positions = ((2, m, n), x.dtype), ((2, m, n), np.int32)
+    tiles = TILES | dict(tile_columns=16, pack=True)
     for target, arrays, results, attributes in (
+        ("sgap_spmm_csr_v1", of_rows, [extrema], tiles),
         ("sgap_sddmm_csr_v1", of_dots, [(values.shape, x.dtype)], {}),
-        ("sgap_gspmm_csr_v1", of_extrema, [extrema, positions], dict(add=False, minimum=False)),
+        ("sgap_gspmm_csr_v1", of_rows, [extrema, positions], dict(add=False, minimum=False)),
     ):
         attributes = attributes | dict(chunk_nonzeros=64)
         one, *more = (run(target, arrays, results, attributes, isa, t) for t in (1, 2, 5))
