@@ -24,7 +24,8 @@ using Kernel = void (*)(const Args& args, int64_t task);
 // Beside two checks of index arrays (cpu/common/structure.h), every kernel of the list by its name.
 struct KernelTable {
   const char* isa;
-  int64_t vector_bytes;  // of a register
+  int64_t vector_bytes;     // of a register
+  bool adds_integer_pairs;  // of products, in one instruction (VNNI)
   bool (*indices_hold)(const int32_t* indices, int64_t count, int64_t size);
   bool (*offsets_hold)(const int32_t* offsets, int64_t rows, int64_t nnz);
 #define SGAP_KERNEL(Name, Args) Kernel<Args> Name;

@@ -70,6 +70,11 @@ extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
     kVectorBytes,
+#if defined(__AVX512VNNI__) || defined(SGAP_BASE_ISA)
+    true,
+#else
+    false,
+#endif
     IndicesHold,
     OffsetsHold,
 #define SGAP_KERNEL(Name, Args) Name,

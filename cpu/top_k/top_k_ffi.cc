@@ -209,8 +209,8 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args.panel_columns = kOctets ? kOctetPanelColumns : kPanelColumns;
   args.panel_bytes = args.panel_columns * (kOctets ? parts * int64_t(DtypeBytes(top_k.dtype))
                                                    : depth * AccumulatorBytes(top_k.dtype));
-  const bool rounds = !kOctets && !few && AccumulatorBytes(top_k.dtype) == 4 && depth > 0 &&
-                      depth <= kMostRoundedDepth;
+  const bool rounds = Kernels().adds_integer_pairs && !kOctets && !few &&
+                      AccumulatorBytes(top_k.dtype) == 4 && depth > 0 && depth <= kMostRoundedDepth;
   if (rounds) args.panel_bytes += RoundedPanelBytes(depth);
   args.panels_of_task = few ? kPanelsOfFewRows : kPanelsOfTask;
   args.panel_tasks = (args.PanelCount() + args.panels_of_task - 1) / args.panels_of_task;

@@ -447,7 +447,9 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     elif kind == "keys off one way":  # in steps of 64: 28 more columns round down than up
         q, keys, weights[:] = abs(q), np.full_like(keys, 32 * 64 - 33), 1
         keys[:, 0], keys[::50, 1:] = 126.5 * 64, 32 * 64 - 31
-    elif kind == "keys off two ways":  # 31 up: these reach the sample's; 31 down: greater ones do not
+    elif (
+        kind == "keys off two ways"
+    ):  # 31 up: these reach the sample's; 31 down: greater ones do not
         k, q, weights[:] = 100, np.ones_like(q), 1
         keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
         keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
@@ -466,6 +468,25 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
             arrays = (x[None] for x in (*operands, limits))
             found = selected_by_indexer(*arrays, k, isa, threads=2)
             same([x[0] for x in found], want, isa)
+
+
+@pytest.mark.skipif("avx512_bf16" not in native.supported_isas(), reason="no kernel of bytes")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_decide_nothing_that_floats_would_not(dtype):
+    """Scores that differ in their last bits, or not at all, in floats: the kernel that scores bytes
+    first computes these to the bits of the one that does not."""
+    rng, m, n, k = np.random.default_rng(7), 33, 1500, 16
+    q, weights = rng.standard_normal((m, 4, 32)), abs(rng.standard_normal((m, 4)))
+    keys = rng.standard_normal(32) * (1 + 2.0**-23 * rng.integers(0, 4, (n, 1)))
+    keys += rng.standard_normal((n, 32)) * (np.arange(n) % 5 == 0)[:, None]
+    operands = [cast(x, dtype)[None] for x in (q, keys, weights)]
+    limits = np.full((1, m), n, np.int32)
+    plain, bytes_first = (
+        selected_by_indexer(*operands, limits, k, isa, threads=2)
+        for isa in ("avx512", "avx512_bf16")
+    )
+    for a, b in zip(plain, bytes_first, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_an_indexer_refuses_what_does_not_fit():
