@@ -60,6 +60,28 @@ inline void PackLanes(uint32_t mask, Vector<T, N> x, T* target) {
   for (int count = 0; mask != 0; mask &= mask - 1, ++count) target[count] = x[__builtin_ctz(mask)];
 }
 
+// The same of the lanes of x where `tested` is at least `least`. Returns how many they are.
+template <typename T, int N>
+inline int PackLanesFrom(Vector<T, N> tested, T least, Vector<T, N> x, T* target) {
+#if defined(__AVX512DQ__)
+  if constexpr (std::is_same_v<T, int32_t> && N == 16) {
+    const __mmask16 mask =
+        _mm512_cmpge_epi32_mask(BitCast<__m512i>(tested), _mm512_set1_epi32(least));
+    const int count = __builtin_popcount(InRegister(mask));
+    const __m512i packed = CompressLanes<T>(mask, BitCast<__m512i>(x));
+    if (__builtin_expect(count > 8, 0)) {
+      _mm512_storeu_si512(target, packed);
+    } else {
+      _mm256_storeu_si256((__m256i*)target, _mm512_castsi512_si256(packed));
+    }
+    return count;
+  }
+#endif
+  const uint32_t mask = LanesFrom<T, N>(tested, least);
+  PackLanes<T, N>(mask, x, target);
+  return __builtin_popcount(mask);
+}
+
 #if defined(__AVX512DQ__)
 // PackLanes of a mask of `count` lanes in a register of masks.
 template <typename T, int N, int kMostly>

@@ -159,28 +159,30 @@ void Narrow(const K* keys, int64_t count, int64_t rank, const K* pivots, KeyRang
   range.from_low = from[part], range.above_high = from[part + 1];
 }
 
+// x, at an address that is known only with `count`, the sum of what was packed there. A processor
+// begins a load that was packed a moment ago before it knows where the stores go, and begins anew
+// from there if it was wrong, which takes longer than waiting does.
+template <typename T>
+inline const T* AfterPacking(const T* x, int64_t count) {
+  return x + (uint64_t(count) >> 62);
+}
+
 // Up to kMost keys, and of each how many of them are greater.
 template <typename K>
 struct FewKeys {
-  static constexpr int kMost = 32, N = kKeyLanes<K>;
+  static constexpr int kMost = 32, N = kKeyLanes<K>, kVectors = kMost / N;
   using Keys = Vector<K, N>;
-  K keys[kMost + N];
-  Keys above[kMost / N];
-  int count = 0;
+  alignas(kVectorBytes) K keys[kMost];
+  Keys above[kVectors];
+  int count;
 
-  void Compare() {
-    if (count <= kMost / 2) return CompareFirst<kMost / 2>();
-    CompareFirst<kMost>();
-  }
-
-  // The lanes of keys that `greater` of the others are above: equal ones, or none.
-  uint32_t Lanes(int greater) const {
-    uint32_t mask = 0;
-    for (int v = 0; v * N < count; ++v) {
-      const uint32_t from = LanesFrom<K, N>(above[v], K(greater));
-      mask |= (from & ~LanesFrom<K, N>(above[v], K(greater + 1))) << (v * N);
+  // The first of `from`, of which whole vectors are read.
+  FewKeys(const K* from, int few) : count(few) {
+    if (few <= kMost / 2) {
+      Compare<kMost / 2>(from);
+    } else {
+      Compare<kMost>(from);
     }
-    return mask & (~0u >> (kMost - count));
   }
 
   // The key of rank `rank` (from 1 on): as many are above equal keys, which have the ranks from
@@ -194,13 +196,24 @@ struct FewKeys {
   }
 
  private:
-  template <int kLanes>
-  void CompareFirst() {
-    constexpr int kVectors = kLanes / N;
-    Keys x[kVectors], more[kVectors] = {};
+  // The lanes of keys that `greater` of the others are above: equal ones, or none.
+  uint32_t Lanes(int greater) const {
+    uint32_t mask = 0;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_memcpy(&x[v], keys + v * N, sizeof(Keys));
+      mask |= LanesFrom<K, N>(-(above[v] ^ K(greater)), 0) << (v * N);
+    }
+    return mask & (~0u >> (kMost - count));
+  }
+
+  template <int kLanes>
+  void Compare(const K* from) {
+    constexpr int kFirst = kLanes / N;
+    Keys x[kFirst], more[kFirst] = {};
+#pragma GCC unroll 16
+    for (int v = 0; v < kFirst; ++v) {
+      x[v] = Keys{};
+      if (v * N < count) __builtin_memcpy(&x[v], from + v * N, sizeof(Keys));
       const auto exist = LaneNumbers<K, N>() < Keys{} + K(count - v * N);
       x[v] = exist ? x[v] : Keys{} + ~kGreatestKey<K>;
       __builtin_memcpy(keys + v * N, &x[v], sizeof(Keys));
@@ -208,10 +221,10 @@ struct FewKeys {
 #pragma GCC unroll 4
     for (int j = 0; j < kLanes; ++j) {
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) more[v] = x[v] < keys[j] ? more[v] + 1 : more[v];
+      for (int v = 0; v < kFirst; ++v) more[v] = x[v] < keys[j] ? more[v] + 1 : more[v];
     }
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) above[v] = more[v];
+    for (int v = 0; v < kVectors; ++v) above[v] = v < kFirst ? more[v] : Keys{} + K(kMost);
   }
 };
 
@@ -224,7 +237,9 @@ bool RankBetween(const K* keys, int64_t count, int64_t rank, K low, K high, Rank
   constexpr int N = kKeyLanes<K>;
   using U = std::make_unsigned_t<K>;
   using Keys = Vector<K, N>;
-  FewKeys<K> few;
+  constexpr int kFew = FewKeys<K>::kMost;
+  alignas(kVectorBytes) K packed[kFew + N];
+  int few = 0;
   Keys above = {};
   // Signed, how far a key is above `low`, taken from the greatest number.
   const U top = U(low) + U(kGreatestKey<K>);
@@ -235,15 +250,12 @@ bool RankBetween(const K* keys, int64_t count, int64_t rank, K low, K high, Rank
     x = LaneNumbers<K, N>() < Keys{} + K(count - i) ? x : Keys{} + ~kGreatestKey<K>;
     above = x > high ? above + 1 : above;
     const auto below_top = BitCast<Keys>(top - BitCast<Vector<U, N>>(x));
-    const uint32_t mask = LanesFrom<K, N>(below_top, least);
-    PackLanes<K, N>(mask, x, few.keys + few.count);
-    few.count += __builtin_popcount(mask);
-    if (few.count > few.kMost) return false;
+    few += PackLanesFrom<K, N>(below_top, least, x, packed + few);
+    if (few > kFew) return false;
   }
   const int64_t above_high = FoldLanes<1, K, N>(above)[0];
-  if (few.count > few.kMost || rank <= above_high || rank > above_high + few.count) return false;
-  few.Compare();
-  found = few.OfRank(int(rank - above_high));
+  if (rank <= above_high || rank > above_high + few) return false;
+  found = FewKeys<K>(AfterPacking(packed, few), few).OfRank(int(rank - above_high));
   found.above += above_high, found.from += above_high;
   return true;
 }
@@ -265,14 +277,13 @@ struct KeyGuess {
 // Pivots around the key of rank `rank` of `count`, by a few of the keys.
 template <typename K>
 inline void SamplePivots(const K* keys, int64_t count, int64_t rank, K* pivots) {
-  FewKeys<K> sample;
   constexpr int kMost = FewKeys<K>::kMost;
   const double step = double(count) / kMost;
+  alignas(kVectorBytes) K taken[kMost];
   for (int i = 0; i < kMost; ++i) {
-    __builtin_memcpy(&sample.keys[i], keys + int64_t(i * step), sizeof(K));
+    __builtin_memcpy(&taken[i], keys + int64_t(i * step), sizeof(K));
   }
-  sample.count = kMost;
-  sample.Compare();
+  const FewKeys<K> sample(taken, kMost);
   const auto middle = int((double(rank) + 0.5) / step);
   for (int j = 0; j < kPivots; ++j) {
     const int place = middle + 6 - 3 * j;
@@ -293,12 +304,16 @@ RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
   KeyRange<K> range;
   range.from_low = count;
   K pivots[kPivots];
-  if (count > kFew && guess.apart > 0) {
+  if (count <= kFew) {
+    found = FewKeys<K>(keys, int(count)).OfRank(int(k));
+    return found;
+  }
+  if (guess.apart > 0) {
     const K low = guess.At<K>(-2), high = guess.At<K>(2);
     if (guess.close && RankBetween(keys, count, k, low, high, found)) return found;
     for (int j = 0; j < kPivots; ++j) pivots[j] = guess.At<K>(2 * j + 1 - kPivots);
     Narrow(keys, count, k, pivots, range);
-  } else if (count > kFew) {
+  } else {
     SamplePivots(keys, count, k, pivots);
     Narrow(keys, count, k, pivots, range);
   }
@@ -322,7 +337,8 @@ RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
     Narrow(keys, count, k, pivots, range);
   }
   if (range.from_low == count) Tighten(keys, count, range);
-  return {range.low, range.above_high, range.from_low};
+  found = {range.low, range.above_high, range.from_low};
+  return found;
 }
 
 template <typename K>
@@ -402,7 +418,7 @@ Accumulator<T> Threshold(const T* scores, int64_t count, int64_t k, const RowScr
 // The scores of at least `least`, where subnormal numbers may count as 0, and their columns.
 // Returns how many; few of a vector are expected, mostly kMostly at most. Prefetches the scores
 // `next` further on.
-template <typename T, int kMostly = 4>
+template <typename T, int kMostly = kLanes<T> / 2>
 int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> least,
                    const RowScratch<T>& scratch) {
   using Acc = Accumulator<T>;
@@ -412,8 +428,8 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   int32_t* const found_columns = scratch.columns;
   int64_t found = 0, i = 0;
   const auto append = [&](Vector<Acc, N> x) {
-    found += PackLanesFrom<Acc, N, kMostly>(x, least, columns, found_scores + found,
-                                            found_columns + found);
+    found += unsigned(PackLanesFrom<Acc, N, kMostly>(x, least, columns, found_scores + found,
+                                                     found_columns + found));
     columns += N;
   };
   for (; i + N <= count; i += N) {
@@ -437,9 +453,8 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
   const auto found_from = [&](Acc least) -> int64_t {
     if (!(least > -Acc(__builtin_inf()))) return 0;
     scratch.reached = least - scratch.margin;
-    const auto candidates = 8 * k <= count        ? Candidates<T, 4>
-                            : 16 * k <= 5 * count ? Candidates<T, 8>
-                                                  : Candidates<T, 16>;
+    constexpr int N = kLanes<T>;
+    const auto candidates = 16 * k <= 5 * count ? Candidates<T, N / 2> : Candidates<T, N>;
     return candidates(scores, count, next, scratch.reached, scratch);
   };
   if (scratch.without_trial > 0) {
@@ -556,7 +571,7 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
   using K = Key<Acc>;
   if (k <= 0) return 0;
   const int64_t candidates = CandidatesOrAll(scores, count, k, next, scratch);
-  const K* keys = KeysOfCandidates(candidates, scratch);
+  const K* keys = AfterPacking(KeysOfCandidates(candidates, scratch), candidates);
   const bool some = scratch.reached > -Acc(__builtin_inf());
   RankedKey<K> last{kAbsent<Acc> + 1, 0, candidates};  // all that are present
   if (!some) last.from = CountFrom(keys, candidates, last.key);
