@@ -447,7 +447,7 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     elif kind == "keys off one way":  # in steps of 64: 28 more columns round down than up
         q, keys, weights[:] = abs(q), np.full_like(keys, 32 * 64 - 33), 1
         keys[:, 0], keys[::50, 1:] = 126.5 * 64, 32 * 64 - 31
-    elif kind == "keys off two ways":  # 31 up: these reach the sample's; 31 down: greater ones do not
+    elif kind == "keys off two ways":  # 31 up reach the sample's; 31 down, greater, do not
         k, q, weights[:] = 100, np.ones_like(q), 1
         keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
         keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
@@ -460,12 +460,16 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     with np.errstate(invalid="ignore"):
         products = np.maximum(np.einsum("mhd,nd->mhn", q, keys), 0)
         scores = np.einsum("mh,mhn->mn", weights, products)
-    want = expected(scores, k, limits)[1:]
+    want = [
+        expected(scores, k, limits)[1:],
+        expected(scores[::-1, ::-1], k, limits[::-1])[1:],
+    ]
     for isa in ("avx512", "avx512_bf16"):
         if isa in native.supported_isas():
-            arrays = (x[None] for x in (*operands, limits))
+            arrays = (np.stack([x, x[::-1]]) for x in (*operands, limits))  # other keys for each
             found = selected_by_indexer(*arrays, k, isa, threads=2)
-            same([x[0] for x in found], want, isa)
+            for element in range(2):
+                same([x[element] for x in found], want[element], f"{isa}, {element}")
 
 
 def test_an_indexer_refuses_what_does_not_fit():
