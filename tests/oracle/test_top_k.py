@@ -423,6 +423,8 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         ("zeros", "float32", 7, 32),
         ("keys off one way", "float32", 4, 32),
         ("keys off two ways", "float32", 4, 32),
+        ("only keys off", "float32", 4, 32),
+        ("only q off", "float32", 4, 32),
         ("other columns in the sample", "float32", 4, 32),
     ],
 )
@@ -447,13 +449,25 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     elif kind == "keys off one way":  # in steps of 64: 28 more columns round down than up
         q, keys, weights[:] = abs(q), np.full_like(keys, 32 * 64 - 33), 1
         keys[:, 0], keys[::50, 1:] = 126.5 * 64, 32 * 64 - 31
-    elif (
-        kind == "keys off two ways"
-    ):  # 31 up: these reach the sample's; 31 down: greater ones do not
+    elif kind == "keys off two ways":  # 31 up reach the sample's; 31 down, greater, do not
         k, q, weights[:] = 100, np.ones_like(q), 1
         keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
         keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
         keys[:, 0] = 126.5 * 64
+    elif kind == "only keys off":  # some are greater, and less in bytes, than exact ones
+        weights[:], q[:], q[..., 0], keys[:], keys[:, 0] = 1, 252, 253, 0, 126.5 * 64
+        keys[:480:8, 1:] = 32 * 64
+        keys[1::200, 1:31], keys[1::200, 31] = 32 * 64 + 31, 31 * 64 + 31
+    elif kind == "only q off":  # half of its features lose, half of them gain
+        weights[:], q[..., 0], q[..., 1::2], q[..., 2::2] = (
+            1,
+            126.5 * 64,
+            32 * 64 + 31,
+            32 * 64 - 31,
+        )
+        keys[:], keys[:, 0], keys[:480:8, 1:] = 0, 253, 64
+        keys[1::200, 1:30:2], keys[1::200, 2::2], keys[1::200, 1] = 124, 4, 114
+        keys[1::200, 31] = 64
     elif kind == "other columns in the sample":  # its threshold leaves fewer than k columns
         keys[::16] = abs(keys[::16]) * 64
         q, weights = abs(q), abs(weights)
@@ -462,12 +476,16 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     with np.errstate(invalid="ignore"):
         products = np.maximum(np.einsum("mhd,nd->mhn", q, keys), 0)
         scores = np.einsum("mh,mhn->mn", weights, products)
-    want = expected(scores, k, limits)[1:]
+    want = [
+        expected(scores, k, limits)[1:],
+        expected(scores[::-1, ::-1], k, limits[::-1])[1:],
+    ]
     for isa in ("avx512", "avx512_bf16"):
         if isa in native.supported_isas():
-            arrays = (x[None] for x in (*operands, limits))
+            arrays = (np.stack([x, x[::-1]]) for x in (*operands, limits))  # other keys for each
             found = selected_by_indexer(*arrays, k, isa, threads=2)
-            same([x[0] for x in found], want, isa)
+            for element in range(2):
+                same([x[element] for x in found], want[element], f"{isa}, {element}")
 
 
 @pytest.mark.skipif("avx512_bf16" not in native.supported_isas(), reason="no kernel of bytes")
