@@ -1,6 +1,6 @@
 // The selection from scores of a light indexer: the scores of a few rows are computed into the
-// cache, and the rows are selected there. Where products of integers are
-// faster (top_k_indexer_rounded.h), they are scores of rounded values first.
+// cache, and the rows are selected there. Where products of integers are faster, they are scores of
+// values rounded to bytes (top_k_indexer_bytes.h) or 16 bits (top_k_indexer_rounded.h) first.
 #include "cpu/top_k/top_k_indexer.h"
 #include "cpu/top_k/top_k_indexer_bytes.h"
 #include "cpu/top_k/top_k_indexer_rounded.h"
