@@ -9,8 +9,12 @@ from benchmarks.ratios import Row, short, table
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The rows of a file whose problem matches `problems`, without what that takes of the name. A
-    cell has those of `numbers` that a CPU has, each column as its text with {} for the number."""
+    """What one table shows of a CSV file of each CPU.
+
+    Its rows are those whose problem begins with the regular expression `problems`, and what that
+    matches is cut off the name. `numbers` maps a column of the file to its text in a cell, with {}
+    for the number; a column that a CPU has no number in is left out.
+    """
 
     file: str
     problems: str
@@ -70,6 +74,7 @@ FILES = tuple(dict.fromkeys(shown.file for shown in SHOWN.values()))
 
 
 def cell(row: Row, shown: Shown) -> str:
+    """The numbers of a row, as text: "torch 43, NumPy 72"."""
     found = []
     for column, text in shown.numbers.items():
         if row.get(column):
@@ -84,6 +89,7 @@ def by_numbers(name: str) -> list:
 
 
 def side_by_side(found: Results, shown: Shown) -> list[str]:
+    """The lines of a table: a problem each, with a column for every CPU that has one of them."""
     cells: dict[str, dict] = {}
     for folder, results in found.items():
         for row in results.get(shown.file, []):

@@ -24,22 +24,6 @@ RoundedVector PackBytes(const T* key, int64_t depth, int64_t j, char* panel) {
   return found;
 }
 
-// Writes the numbers of the lanes whose bit is set, which mostly are few, in order, and returns how
-// many; up to N may be written.
-template <int N>
-inline int64_t PackNumbers(uint32_t mask, Vector<int32_t, N> numbers, int32_t* target) {
-#if defined(__AVX512DQ__)
-  if constexpr (N == 16) {
-    const __m512i packed = _mm512_maskz_compress_epi32(__mmask16(mask), BitCast<__m512i>(numbers));
-    _mm512_storeu_si512(target, packed);
-    return __builtin_popcount(mask);
-  }
-#endif
-  int64_t count = 0;
-  for (; mask != 0; mask &= mask - 1) target[count++] = numbers[__builtin_ctz(mask)];
-  return count;
-}
-
 // Of a row, which columns of those before `limit` have a score of at least `least`.
 struct RowSurvivors {
   int32_t* columns;
@@ -148,7 +132,8 @@ struct BytePairs {
           const int64_t own = left - v * N;
           mask &= own <= 0 ? 0 : own < N ? (1u << own) - 1 : ~0u;
         }
-        out += PackNumbers<N>(mask, lanes + v * N, out);
+        PackLanes<int32_t, N>(mask, lanes + v * N, out);
+        out += __builtin_popcount(mask);
       }
       row.count = out - row.columns;
     });
