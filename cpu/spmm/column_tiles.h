@@ -8,6 +8,7 @@
 
 #include "cpu/common/partition.h"
 #include "cpu/common/slabs.h"
+#include "cpu/simd/pairs.h"
 #include "cpu/simd/simd.h"
 
 namespace sgap {
@@ -36,8 +37,8 @@ struct TileTask {
   Slab* slab;
 };
 
-// Takes a slab for the task, with its tile, if one is free. bfloat16 waits for one: products of
-// pairs have other last bits where the tile is not packed.
+// Takes a slab for the task, with its tile, if one is free. bfloat16 waits for one where products
+// are of pairs: those have other last bits, and are of tiles that are not packed.
 template <typename T>
 TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   TileTask begun;
@@ -46,7 +47,7 @@ TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   begun.batch = walk % tiles.batch;
   begun.walk = walk;
   begun.rows = tiles.tasks + task % tiles.row_tasks;
-  const bool waits = std::is_same_v<T, BFloat16> && tiles.slabs.count > 0;
+  const bool waits = kInPairs<T> && tiles.slabs.count > 0;
   begun.slab = waits ? TakeSlab(tiles.slabs) : FreeSlab(tiles.slabs);
   begun.first = walk / tiles.batch * tiles.tile_columns;
   begun.last =

@@ -230,19 +230,19 @@ def test_rows_that_are_widened_first_change_no_bits(length, isa):
         np.testing.assert_array_equal(found, expected)
 
 
-@isas
-def test_structures_that_share_threads_unequally(isa):
+@pytest.mark.parametrize(("dtype", "isa"), typed_isas(["float16", "bfloat16"]))
+def test_structures_that_share_threads_unequally(dtype, isa):
     """A call on two structures has one slab for each, and all its threads take tasks of the one
-    that has entries: those that find no slab read the operands as they are. The same bits."""
+    that has entries: those that find no slab read the operands as they are, or wait for one where
+    that would change last bits. The same bits."""
     rng, m, k, n = np.random.default_rng(6), 300, 7, 33
     each = max(90, used_often(k) // m + 1)
     offsets = np.stack([np.arange(m + 1) * each, np.zeros(m + 1)]).astype(np.int32)
     indices = rng.integers(0, k, (2, m * each)).astype(np.int32)
     x, y, values = (
-        rng.standard_normal(shape).astype(np.float16)
-        for shape in ((2, m, n), (2, k, n), (2, m * each))
+        cast(rng.standard_normal(shape), dtype) for shape in ((2, m, n), (2, k, n), (2, m * each))
     )
-    absent = np.zeros((1, 0), np.float16)
+    absent = cast(np.zeros((1, 0)), dtype)
     of_dots = (offsets, indices, x, y, absent, absent.astype(np.float32))
     of_rows = (values, offsets, indices, NONE, y)
     extrema, positions = ((2, m, n), x.dtype), ((2, m, n), np.int32)
