@@ -31,34 +31,40 @@ int64_t RowAtWork(const int32_t* offsets, int64_t row, int64_t m, int64_t work, 
   return high;
 }
 
-void SplitRowIntoPieces(int64_t row, int64_t begin, int64_t end, int64_t chunk, RowPartition* out) {
-  const int64_t pieces = (end - begin) / chunk;
+void SplitRowIntoPieces(int64_t row, int64_t begin, int64_t end, int64_t piece, RowPartition* out) {
+  const int64_t pieces = (end - begin) / piece;
   const auto split = static_cast<int32_t>(out->splits.size());
   out->splits.push_back({row, static_cast<int32_t>(out->pieces), static_cast<int32_t>(pieces)});
   for (int64_t i = 0; i < pieces; ++i) {
-    const int64_t piece_end = i + 1 == pieces ? end : begin + (i + 1) * chunk;
+    const int64_t piece_end = i + 1 == pieces ? end : begin + (i + 1) * piece;
     out->tasks.push_back(
-        {row, row + 1, begin + i * chunk, piece_end, static_cast<int32_t>(out->pieces + i), split});
+        {row, row + 1, begin + i * piece, piece_end, static_cast<int32_t>(out->pieces + i), split});
   }
   out->pieces += pieces;
 }
 
+// Entries of a piece that leaves `piece_bytes`.
+int64_t PieceEntries(int64_t entries, int64_t chunk, size_t piece_bytes) {
+  const auto most = int64_t(kMostPartialBytes / std::max<size_t>(piece_bytes, 1));
+  return most == 0 ? entries + 1 : std::max(chunk, entries / most + 1);
+}
+
 }  // namespace
 
-RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, bool split_rows) {
+RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, int64_t piece) {
   RowPartition out;
-  out.tasks.reserve(size_t((offsets[m] + m) / chunk + 1));
+  out.tasks.reserve(size_t((offsets[m] + m) / chunk + 1));  // or half as many again
   for (int64_t row = 0, rows = 1; row < m;) {
     const int64_t next = RowAtWork(offsets, row, m, offsets[row] + row + chunk, row + rows);
     rows = next - row;
     const int64_t last_begin = offsets[next - 1], last_end = offsets[next];
     // Only the last row of a task can be that long.
-    const bool split = split_rows && last_end - last_begin >= 2 * chunk;
+    const bool split = last_end - last_begin >= 2 * piece;
     const int64_t whole_end = split ? next - 1 : next;
     if (whole_end > row) {
       out.tasks.push_back({row, whole_end, offsets[row], offsets[whole_end], -1, -1});
     }
-    if (split) SplitRowIntoPieces(next - 1, last_begin, last_end, chunk, &out);
+    if (split) SplitRowIntoPieces(next - 1, last_begin, last_end, piece, &out);
     row = next;
   }
   return out;
@@ -66,7 +72,8 @@ RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, boo
 
 RowTasks ProductPlan::Cut(const int32_t* offsets, int64_t m, int64_t chunk, int64_t walks,
                           size_t piece_bytes) {
-  partition = PartitionRows(offsets, m, chunk, /*split_rows=*/true);
+  const int64_t piece = PieceEntries(offsets[m], chunk, piece_bytes);
+  partition = PartitionRows(offsets, m, chunk, piece);
   const auto split_rows = static_cast<int64_t>(partition.splits.size());
   if (partition.pieces > 0) {
     partials.reset(new char[size_t(partition.pieces) * piece_bytes]);

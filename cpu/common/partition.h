@@ -71,10 +71,14 @@ struct RowPartition {
   int64_t pieces = 0;
 };
 
-// Cuts m rows into tasks of about `chunk` units of work, a row costing one unit plus one per entry.
-// With split_rows, a row of at least two chunks becomes several tasks (pieces), whose partial
-// results the last finisher adds in order.
-RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, bool split_rows);
+// Cuts m rows, of valid offsets, into tasks of about `chunk` units of work, a row costing one unit
+// plus one per entry. A row of at least two times `piece` entries, a chunk or more, becomes several
+// tasks (pieces), whose partial results the last finisher adds in order.
+RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, int64_t piece);
+
+// All pieces of a call leave at most so many bytes of partial results: rows are cut into longer
+// pieces where those of a chunk would leave more.
+constexpr size_t kMostPartialBytes = size_t(1) << 28;
 
 // Owns what the RowTasks of a call point to, until its last task is done.
 struct ProductPlan {

@@ -39,16 +39,17 @@ class SlabMemory {
 };
 
 // Whether to widen rows of float16, `values` of them in all, in slabs before they are used, so many
-// times in all. It pays where each core uses a row often, up to slabs of two second-level caches
-// (of one or two of them operations took 0.90 to 0.95 of the time, measured on Zen 4; with 13 uses
-// 0.99 to 1.04); not with registers of 32 bytes, which one instruction fills (1.0 to 1.15). Of the
+// times in all; a slab has `room` values beside them. It pays where each core uses a row often, up
+// to slabs of two second-level caches, which also bounds the memory that a thread has (of one or
+// two of them operations took 0.90 to 0.95 of the time, measured on Zen 4; with 13 uses 0.99 to
+// 1.04); not with registers of 32 bytes, which one instruction fills (1.0 to 1.15). Of the
 // machine's cores, not the threads of the call: where a sum is rounded may depend on it.
 constexpr int64_t kWidenedUses = 8;
 
-inline bool WideningPays(int64_t rows, int64_t values, int64_t uses) {
+inline bool WideningPays(int64_t rows, int64_t values, int64_t room, int64_t uses) {
   const Machine& machine = ThisMachine();
   const int64_t most = machine.l2_bytes / int64_t(sizeof(float));
-  if (values <= 0 || values > 2 * most || Kernels().vector_bytes == 32) return false;
+  if (values <= 0 || values + room > 2 * most || Kernels().vector_bytes == 32) return false;
   const int64_t least = values > most / 2 ? 2 * kWidenedUses : kWidenedUses;
   return uses / least >= rows * machine.cores;
 }

@@ -88,7 +88,7 @@ std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& str
   const int64_t stored = args.offsets[args.m];
   const bool extremum = args.fold != Fold::kSumProduct && args.fold != Fold::kArgGather;
   if (extremum && args.dtype == Dtype::kFloat16 && !args.vectors && !args.permutation &&
-      WideningPays(args.k, args.k * args.n, stored)) {
+      WideningPays(args.k, args.k * args.n, /*room=*/0, stored)) {
     const size_t slab = size_t(args.k) * args.n * sizeof(float);
     args.slabs = call->slabs.Acquire(threads, call->tasks, slab);
   }

@@ -79,8 +79,8 @@ struct RowPlan {
                 int64_t chunk_nonzeros) {
     const int64_t block_rows = (rows + length - 1) / length;
     offsets = ValidOffsets(given, block_rows, vectors);
-    partition = PartitionRows(offsets.data(), block_rows, ChunkOfVectors(chunk_nonzeros, length),
-                              /*split_rows=*/true);
+    const int64_t chunk = ChunkOfVectors(chunk_nonzeros, length);
+    partition = PartitionRows(offsets.data(), block_rows, chunk, chunk);
     for (const RowTask& task : partition.tasks) {
       if (task.piece >= 0) piece_tasks.push_back(task);
     }

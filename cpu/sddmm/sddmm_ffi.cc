@@ -152,9 +152,9 @@ struct SddmmCall {
   void WidenRows(int64_t threads) {
     if (args.dtype != Dtype::kFloat16 || args.d > INT32_MAX) return;
     if (kernel == Kernels().Sddmm && args.d > kWidenedFeatures) return;
-    if (!WideningPays(args.k, args.k * args.d, stored)) return;
-    const int64_t values = (args.k + args.length) * args.d;
-    args.slabs = slabs.Acquire(threads, tasks, size_t(values) * sizeof(float));
+    const int64_t values = args.k * args.d, room = args.length * args.d;  // of y, of a block of x
+    if (!WideningPays(args.k, values, room, stored)) return;
+    args.slabs = slabs.Acquire(threads, tasks, size_t(values + room) * sizeof(float));
   }
 
   size_t EntryBytes() const { return args.length * DtypeBytes(args.dtype); }
