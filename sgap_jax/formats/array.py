@@ -412,10 +412,14 @@ class SparseArray(Operators):
         """A itself, which nothing can write to."""
         return self
 
-    def transpose(self, axes: None = None) -> SparseArray:
-        """`A.T`, which reverses all axes; ValueError for `axes`."""
-        if axes is not None:
-            raise ValueError(f"SparseArray.transpose: axes: expected None, got {axes!r}")
+    def transpose(self, axes: Sequence[int] | None = None) -> SparseArray:
+        """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix;
+        ValueError for another."""
+        reverse = tuple(range(self.ndim))[::-1]
+        if axes is not None and tuple(axes) not in (reverse, tuple(range(-1, -self.ndim - 1, -1))):
+            raise ValueError(
+                f"SparseArray.transpose: axes: expected None or {reverse}, got {axes!r}"
+            )
         return self.T
 
     def dot(self, other: Any) -> Any:

@@ -133,8 +133,17 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
     solver = getattr(linalg, op)
     precondition = None if M is None else partial(product, M)
 
+    def solve(x0: Any, matvec: Any, b: jax.Array) -> jax.Array:
+        # JAX's solvers square norms, which of small and large b leave the range of the dtype.
+        scale = _power_of_two(b)
+        own = options | {"atol": options["atol"] / scale.real}
+        x0 = None if x0 is None else x0 / scale
+        return scale * solver(matvec, b / scale, x0, M=precondition, **own)[0]
+
     def of_vector(b: jax.Array, x0: Any) -> jax.Array:
-        return solver(partial(product, A), b, x0, M=precondition, **options)[0]
+        own = partial(solve, x0)
+        hermitian = op == "cg" and not jnp.iscomplexobj(b)
+        return jax.lax.custom_linear_solve(partial(product, A), b, own, own, symmetric=hermitian)
 
     each = of_vector
     if b.ndim == 2:
@@ -146,14 +155,25 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
 def _info(A: Any, b: jax.Array, x: jax.Array, options: dict[str, Any]) -> jax.Array:
     """[], int32: 0 where every column has converged, else the number of allowed iterations."""
     b, x = jax.lax.stop_gradient((b, x))
+    scale = _power_of_two(b)
+    b, x, atol = b / scale[None], x / scale[None], options["atol"] / scale.real
     if isinstance(A, SparseArray):
         A = jax.lax.stop_gradient(A)
     own = partial(product, A)
     left = b - (own(x) if b.ndim == 1 else jax.vmap(own, in_axes=1, out_axes=1)(x))
-    enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), options["atol"])
+    enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), atol)
     converged = jnp.all(jnp.linalg.norm(left, axis=0) <= 2 * enough)  # not of NaN
     allowed = 10 * b.shape[0] if options["maxiter"] is None else options["maxiter"]
     return jnp.where(converged, 0, min(allowed, checks.INT32_MAX)).astype(jnp.int32)
+
+
+def _power_of_two(b: jax.Array) -> jax.Array:
+    """[] or [k]: the power of two near the greatest magnitude of each column; 1 of a column of
+    zeros, and of NaN or infinity."""
+    greatest = jnp.max(jnp.abs(b), axis=0)
+    usual = jnp.isfinite(greatest) & (greatest > 0)
+    exponent = jnp.frexp(jnp.where(usual, greatest, 1))[1] - 1
+    return jnp.ldexp(jnp.ones_like(greatest), exponent).astype(b.dtype)
 
 
 _program = jax.jit(_solve, static_argnames=("op", "maxiter", "restart", "solve_method"))

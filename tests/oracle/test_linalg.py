@@ -48,6 +48,24 @@ def test_solutions(name):
     np.testing.assert_allclose(padded, want, rtol=1e-9)
 
 
+@solvers
+def test_right_sides_whose_squared_norm_leaves_the_range(name):
+    """Columns from 1e-25 to 1e25 in float32, and the gradient at the extreme ones."""
+    a = SOLVERS[name].astype(np.float32)
+    solve = jax.jit(lambda A, B: getattr(linalg, name)(A, B, tol=1e-5, maxiter=200))
+    scales = np.array([1e-25, 1e-8, 1, 1e25], np.float32)[None]
+    columns, A = np.float32(b)[:, None] * scales, of(a)
+    x, info = solve(A, columns)
+    want = np.linalg.solve(a, np.float32(b))
+    assert info == 0
+    np.testing.assert_allclose(x / scales, np.stack([want] * 4, 1), atol=2e-4 * abs(want).max())
+    d_columns = jax.jit(jax.grad(lambda B: solve(A, B)[0].sum()))(columns)
+    adjoint = np.linalg.solve(a.T, np.ones(N))
+    np.testing.assert_allclose(
+        d_columns, np.stack([adjoint] * 4, 1), atol=2e-4 * abs(adjoint).max()
+    )
+
+
 @pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
 def test_info(name):
     """As SciPy's: 0 where it has converged, else the iterations that were allowed."""
