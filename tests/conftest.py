@@ -161,13 +161,15 @@ def data_dir():
 
 
 # Folders of tests whose programs XLA compiles with few optimizations: their work is in our kernels,
-# which XLA does not touch. Other tests see its optimizations, as users do.
-QUICKLY_COMPILED = ("emulated", "errors", "grad", "nn", "oracle", "property")
+# which XLA does not touch, or in plain gathers and sums. Other tests see its optimizations, as
+# users do: the transformations of JAX, the compiler's loops, pages and examples.
+QUICKLY_COMPILED = ("conformance", "emulated", "errors", "grad", "nn", "oracle", "property")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
     quick = request.path.parent.name in QUICKLY_COMPILED
+    quick &= request.path.name != "test_transformations.py"
     jax.config.update("jax_disable_most_optimizations", quick)
 
 
