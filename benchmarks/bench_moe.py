@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, machine, timing
+from benchmarks import harness, machine
 from sgap_jax import sddmm, select, spmm
 
 # (tokens, experts, experts of a token, features, hidden features of an expert)
@@ -96,14 +96,9 @@ def main(argv: list[str] | None = None) -> None:
     rows, about_run = [], harness.stamp()
     for sizes in SIZES[:1] if args.quick else SIZES:
         for kind in ("forward", "forward and backward"):
-            found = timing.measure(contenders(kind, *sizes), 3 if args.quick else timing.ROUNDS)
-            own = found.pop("ours").seconds
             problem = "{} tokens, {} experts, {} of them each, {} -> {}".format(*sizes)
-            row = {"problem": f"{problem}: {kind}", "us": 1e6 * own}
-            row |= {f"x_{name}": x.seconds / own for name, x in found.items()}
-            ratios = ", ".join(f"{name} {x.seconds / own:.2f}" for name, x in found.items())
-            print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
-            rows.append({"n": "", "schedule": ""} | row | about_run)
+            calls = contenders(kind, *sizes)
+            rows.append(harness.beside_ours(f"{problem}: {kind}", calls, args.quick) | about_run)
     if args.out or not args.quick:
         harness.write((args.out or machine.results_dir()) / "moe.csv", rows, whole=True)
 

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks import harness, machine, timing
+from benchmarks import harness, machine
 from sgap_jax import BCSR, CSR, CVS, nn
 
 # (examples of a batch, features in and out, hidden features, sparsity, format)
@@ -123,14 +123,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rows, about_run = [], harness.stamp()
     for sizes in SIZES[:1] if args.quick else SIZES:
-        found = timing.measure(contenders(*sizes), 3 if args.quick else timing.ROUNDS)
-        own = found.pop("ours").seconds
         problem = "{} examples, {} -> {} features and back, sparsity {}, {}".format(*sizes)
-        row = {"problem": problem, "us": 1e6 * own}
-        row |= {f"x_{name}": x.seconds / own for name, x in found.items()}
-        ratios = ", ".join(f"{name} {x.seconds / own:.2f}" for name, x in found.items())
-        print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
-        rows.append({"n": "", "schedule": ""} | row | about_run)
+        rows.append(harness.beside_ours(problem, contenders(*sizes), args.quick) | about_run)
     if args.out or not args.quick:
         harness.write((args.out or machine.results_dir()) / "rigl.csv", rows, whole=True)
 

@@ -110,6 +110,19 @@ def compare(case: Case, goal: Iterable[str], rounds: int) -> dict[str, object]:
     }
 
 
+def beside_ours(
+    problem: str, calls: dict[str, Callable[[], object]], quick: bool
+) -> dict[str, object]:
+    """A row of the time of calls["ours"], and of the others' over it, timed in turns; printed."""
+    found = timing.measure(calls, 3 if quick else timing.ROUNDS)
+    own = found.pop("ours").seconds
+    ratios = {name: x.seconds / own for name, x in found.items()}
+    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    print(f"{problem}: {1e6 * own:.0f} us | {said}", flush=True)
+    row = {"n": "", "schedule": "", "problem": problem, "us": 1e6 * own}
+    return row | {f"x_{name}": ratio for name, ratio in ratios.items()}
+
+
 def arguments(description: str, n: tuple[int, ...] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--tag", default=None, help="problems with this tag (default: default)")

@@ -43,7 +43,8 @@ from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import failing, family
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.select import choose_same_bits, choose_schedule, has_same_bits
+from sgap_jax.schedules.select import choose_same_bits, choose_schedule
+from sgap_jax.schedules.select_cuda import has_same_bits
 from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
 from sgap_jax.schedules.tiles import OctetTile
 

@@ -5,10 +5,10 @@ import jaxlib
 # Two devices for shard_map; must be set before JAX starts.
 FLAGS = " --xla_force_host_platform_device_count=2"
 # XLA's older code generator, without the fusion emitters, compiles our many small programs in two
-# thirds of the time. XLA ends the process at a flag that it does not know; every jaxlib 0.10 knows
-# this one.
+# thirds of the time, and quicker still where it does not cut each into parts for several threads.
+# XLA ends the process at a flag that it does not know; every jaxlib 0.10 knows these two.
 if jaxlib.__version__.startswith("0.10."):
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
 
 import contextlib  # noqa: E402
@@ -161,13 +161,15 @@ def data_dir():
 
 
 # Folders of tests whose programs XLA compiles with few optimizations: their work is in our kernels,
-# which XLA does not touch. Other tests see its optimizations, as users do.
-QUICKLY_COMPILED = ("emulated", "errors", "grad", "nn", "oracle", "property")
+# which XLA does not touch, or in plain gathers and sums. Other tests see its optimizations, as
+# users do: the transformations of JAX, the compiler's loops, pages and examples.
+QUICKLY_COMPILED = ("conformance", "emulated", "errors", "grad", "nn", "oracle", "property")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
     quick = request.path.parent.name in QUICKLY_COMPILED
+    quick &= request.path.name != "test_transformations.py"
     jax.config.update("jax_disable_most_optimizations", quick)
 
 

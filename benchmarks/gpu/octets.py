@@ -52,18 +52,21 @@ class Case(bench.Case):
     """A product in float16; A repeats each row of a pattern V times."""
 
     def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
-        self.op, self.n, self.device, self.arch = "spmm", n, hardware, arch
+        A = A.copy()
+        A.data = half(A.data).astype(np.float32)
+        dense = (half(harness.dense(A.shape[1], n)),)
+        self._begin("spmm", A, n, dense, hardware, bandwidth, arch)
+        self.wrong = checker(A, *dense)
+
+    def _begin(self, op, A, n: int, dense: tuple, hardware, bandwidth: float, arch: str) -> None:
+        self.op, self.n, self.device, self.arch = op, n, hardware, arch
         self.length, (m, k) = vector_length(A), A.shape
         if self.length == 1:
             raise ValueError("octets: the matrix has no column vectors")
-        A = A.copy()
-        A.data = half(A.data).astype(np.float32)
-        dense = (half(harness.dense(k, n)),)
         self.moved = 2 * A.nnz + 4 * A.nnz // self.length + 4 * (m // self.length + 1)
         self.moved += 2 * n * (m + k)
         self.bound, self.flops = self.moved / bandwidth, 2 * A.nnz * n
         self.A, self.sets = A, peers.Sets(A, dense, hardware.sets(self.moved))
-        self.wrong = checker(A, *dense)
         self._recorded = None
 
     def rows(self) -> Iterator[bench.Row]:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.bench_dlmc import vector_length
 from benchmarks.bench_sddmm import dots_at
 from benchmarks.gpu import bench, octets, peers
 from sgap_jax import CSR, CVS, OctetTile, Problem, Schedule, choose_schedule
@@ -38,17 +37,10 @@ class Case(octets.Case):
     """A sampled product in float16; A repeats each row of a pattern V times."""
 
     def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
-        self.op, self.n, self.device, self.arch = "sddmm", n, hardware, arch
-        self.length, (m, k) = vector_length(A), A.shape
-        if self.length == 1:
-            raise ValueError("octets: the matrix has no column vectors")
+        m, k = A.shape
         dense = octets.half(harness.dense(m, n)), octets.half(harness.dense(k, n, seed=3))
-        self.moved = 2 * A.nnz + 4 * A.nnz // self.length + 4 * (m // self.length + 1)
-        self.moved += 2 * n * (m + k)
-        self.bound, self.flops = self.moved / bandwidth, 2 * A.nnz * n
-        self.A, self.sets = A, peers.Sets(A, dense, hardware.sets(self.moved))
+        self._begin("sddmm", A, n, dense, hardware, bandwidth, arch)
         self.wrong = checker(A, self.length, *dense)
-        self._recorded = None
 
     def rows(self) -> Iterator[bench.Row]:
         default, entries = self._default(CVS(self.length)), self._default(CSR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,23 +134,15 @@ class PartitionedArray:
                 f"A.values, got {type(values).__name__}; "
                 "parallel.partition spreads those of the whole matrix"
             )
-        own, foreign = (
-            dataclasses.replace(A, values=jnp.asarray(x))
-            for A, x in zip((self.own, self.foreign), values, strict=True)
-        )
-        for x in (own, foreign):
-            self._check_devices("PartitionedArray.with_values: a value", x.values)
-        if own.values.shape != self.own.values.shape:
-            raise ValueError(
-                f"PartitionedArray.with_values: expected {self.own.values.shape} of own columns, "
-                f"got {own.values.shape}"
-            )
-        if foreign.values.shape != self.foreign.values.shape:
-            raise ValueError(
-                f"PartitionedArray.with_values: expected {self.foreign.values.shape} of foreign "
-                f"columns, got {foreign.values.shape}"
-            )
-        found = dataclasses.replace(self, own=own, foreign=foreign)
+        given = tuple(map(jnp.asarray, values))
+        for x, mine, whose in zip(given, self.values, ("own", "foreign"), strict=True):
+            self._check_devices("PartitionedArray.with_values: a value", x)
+            if x.shape != mine.shape:
+                raise ValueError(
+                    f"PartitionedArray.with_values: expected {mine.shape} of {whose} columns, got "
+                    f"{x.shape}"
+                )
+        found = self._with_values_of_parts(given)
         if self.cover is None:
             return found
         of_others = found._on_each(lambda part: part.values_of_others(part.foreign.values))
@@ -158,13 +150,17 @@ class PartitionedArray:
 
     def _filled(self, fill: Callable[[jax.Array], jax.Array]) -> PartitionedArray:
         """With fill(values) as the values: of ones ones, and the same wherever an entry is."""
-        own, foreign = (
-            dataclasses.replace(A, values=fill(A.values)) for A in (self.own, self.foreign)
-        )
-        found = dataclasses.replace(self, own=own, foreign=foreign)
+        found = self._with_values_of_parts(map(fill, self.values))
         if self.cover is None:
             return found
         return found._with_values_of_others(fill(self.cover.out.values))
+
+    def _with_values_of_parts(self, values: Iterable[Any]) -> PartitionedArray:
+        own, foreign = (
+            dataclasses.replace(A, values=x)
+            for A, x in zip((self.own, self.foreign), values, strict=True)
+        )
+        return dataclasses.replace(self, own=own, foreign=foreign)
 
     def _with_values_of_others(self, values: jax.Array) -> PartitionedArray:
         assert self.cover is not None

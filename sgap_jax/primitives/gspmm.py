@@ -173,6 +173,17 @@ def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> N
         raise ValueError(f"{op}: {name} must be one of {', '.join(choices)}, got {choice!r}{same}")
 
 
+def _dtypes(promoted: Any, op: str, reduce: str) -> tuple[Any, Any]:
+    """The dtypes of the result and of its steps: several are in the accumulator's, and so rounded
+    once."""
+    divides = op == "div" or reduce == "mean"
+    dtype = promoted
+    if divides and not jnp.issubdtype(promoted, jnp.inexact):
+        dtype = jnp.result_type(float)
+    adds_up = op in ("add", "sub") and reduce in ("sum", "mean")
+    return dtype, accumulator(dtype) if divides or adds_up else dtype
+
+
 @partial(jax.jit, static_argnames=("op", "reduce", "transpose", "schedule"), inline=True)
 def _gspmm(
     A: SparseArray, X: Any, *, op: str, reduce: str, transpose: bool, schedule: Schedule | None
@@ -181,13 +192,8 @@ def _gspmm(
         A = vectors.expand(A)
     elif not A.is_checked and A.format.levels[:2] != CSR.levels:
         A = A.asformat(CSR)  # sorted, so that positions in its values are those of the kernels
-    dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
-    if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
-        dtype = jnp.result_type(float)
     adds, sums = op in ("add", "sub"), reduce in ("sum", "mean")
-    # Where the result takes several operations, all are in the accumulator's dtype: one rounding.
-    steps = op == "div" or reduce == "mean" or (adds and sums)
-    wide = accumulator(dtype) if steps else dtype
+    dtype, wide = _dtypes(X.dtype if op == "copy" else jnp.result_type(A.values, X), op, reduce)
     A, X = A.with_values(message_values(A, op, wide)), X.astype(wide)
     if not sums:
         C = _extremum(A, X, adds, reduce == "min", transpose, schedule)
@@ -215,12 +221,8 @@ def _gspmm_vectors(
     transpose: bool,
     schedule: Schedule | None,
 ) -> jax.Array:
-    dtype = jnp.result_type(values, X)
-    if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
-        dtype = jnp.result_type(float)
     adds, sums = op in ("add", "sub"), reduce in ("sum", "mean")
-    steps = op == "div" or reduce == "mean" or (adds and sums)
-    wide = accumulator(dtype) if steps else dtype
+    dtype, wide = _dtypes(jnp.result_type(values, X), op, reduce)
     S, swapped, order = entries_by_rows(A)
     v, X, transpose = in_order(values, order).astype(wide), X.astype(wide), transpose != swapped
     if op == "sub":

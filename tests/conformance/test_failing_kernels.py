@@ -30,7 +30,7 @@ from sgap_jax import (
 from sgap_jax.doctor.cases import cases
 from sgap_jax.launch import failures
 from sgap_jax.launch.driver import Device, NoDriver
-from sgap_jax.schedules import select as selection
+from sgap_jax.schedules import select_cuda
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import family, with_failing
 
@@ -229,7 +229,7 @@ def test_the_list_of_this_machine(tmp_path, monkeypatch):
         assert Standin.opened == 1
         asked = problem("spmm", n=64)
         with pytest.warns(RuntimeWarning, match="'spmm row' failed on this GPU"):
-            assert choose_schedule(asked) != selection._point(asked)
+            assert choose_schedule(asked) != select_cuda._point(asked)
         failures.record(tmp_path, HERE, {"spmm row": ""})
         assert failures.failing_here() == {}
         monkeypatch.setenv("SGAP_CACHE_DIR", "")

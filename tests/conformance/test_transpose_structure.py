@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from native_call import run
+from unchecked_structures import anything
 
 from sgap_jax import SparseArray, spmm
 from sgap_jax.formats.structure import transpose_by_comparing, transpose_structure
@@ -21,15 +22,6 @@ def valid(rng, rows, nnz, size, spare=0):
     )
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     indices = rng.integers(0, max(size, 1), nnz + spare).astype(np.int32)
-    return offsets, indices
-
-
-def anything(rng, rows, nnz, size):
-    """Offsets that fall, are negative or too large; indices out of range."""
-    offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
-    offsets[rng.random(rows + 1) < 0.3] = rng.choice([-(2**31), 2**31 - 1, 0, nnz])
-    indices = rng.integers(-2, size + 2, nnz).astype(np.int32)
-    indices[rng.random(nnz) < 0.2] = rng.choice([-(2**31), 2**31 - 1])
     return offsets, indices
 
 

@@ -43,3 +43,13 @@ def twin(q, k, v, mask, *, bias=None, sinks=None, scale=None):
     safe = jnp.where(total == 0, 1, total)
     lse = jnp.where(total == 0, -jnp.inf, jnp.log(safe) + peak)
     return jnp.einsum("bhls,bshd->blhd", e / safe[..., None], v), jnp.moveaxis(lse, 1, 2)
+
+
+def attention_of_flax(query, key, value, mask=None, **unused):
+    """`attention_fn` of Flax's layers in float64, which its own leaves for float32, and in which
+    the masks of its cache are."""
+    mask = mask.astype(bool)
+    key, value = (jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2) for x in (key, value))
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) / np.sqrt(query.shape[-1])
+    weights = jax.nn.softmax(scores, where=jnp.broadcast_to(mask, scores.shape))
+    return jnp.einsum("...hqk,...khd->...qhd", weights, value)

@@ -82,9 +82,9 @@ class Timing:
     """A plugin that writes the processor time of each function, which other programs on the machine
     hardly change. Each worker measures its tests; the controller sees the reports of all.
 
-    What the file lists stays there, since other variants may run in another tier; the times of
-    functions that did not run are scaled by the median ratio of the others, which is 1 on the
-    machine of the file.
+    Times are as on the machine of the file, and so are budgets: a quicker machine puts no more
+    tests into a tier. What was measured is divided by its median ratio to what the file has. What
+    the file lists stays there, since other variants may run in another tier.
     """
 
     def __init__(self) -> None:
@@ -114,10 +114,9 @@ class Timing:
         slow = {name for name, of in self._times.items() if sum(of.values()) >= _QUICK}
         both = [mean[name] / seconds()[name] for name in slow & seconds().keys()]
         scale = statistics.median(both) if both else 1.0
-        listed = {name: mean[name] for name in slow | (seconds().keys() & mean.keys())}
-        for name in seconds().keys() - mean.keys():
-            if _is_defined(name):
-                listed[name] = seconds()[name] * scale
+        listed = {name: of for name, of in seconds().items() if _is_defined(name)}
+        for name in slow | (seconds().keys() & mean.keys()):
+            listed[name] = mean[name] / scale
         FILE.write_text("".join(f"{listed[name]:.2g} {name}\n" for name in sorted(listed)))
 
 

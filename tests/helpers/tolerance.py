@@ -1,5 +1,6 @@
 """Bounds on rounding errors per entry, derived from the sums."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,3 +41,14 @@ def assert_within(actual, expected, bound):
             f"{actual[where]}, expected {expected[where]}, "
             f"bound {np.broadcast_to(bound, error.shape)[where]:.3g}"
         )
+
+
+def close(a, b, tolerance=1e-9):
+    """Two trees of arrays, leaf by leaf, in float64."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance
+        ),
+        a,
+        b,
+    )

@@ -9,6 +9,15 @@ KINDS = ("valid", "unsorted", "repeated", "outside", "loose", "wild")
 _ENDS = [-(2**31), -(2**31) + 1, -7, -1, 2**30, 2**31 - 2, 2**31 - 1]
 
 
+def anything(rng, rows, nnz, size):
+    """Offsets that fall, are negative or too large; indices out of range."""
+    offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
+    offsets[rng.random(rows + 1) < 0.3] = rng.choice([-(2**31), 2**31 - 1, 0, nnz])
+    indices = rng.integers(-2, size + 2, nnz).astype(np.int32)
+    indices[rng.random(nnz) < 0.2] = rng.choice([-(2**31), 2**31 - 1])
+    return offsets, indices
+
+
 def segments(offsets, capacity):
     """[begin, end) of each segment: offsets are clamped and made non-decreasing."""
     o = np.maximum.accumulate(np.clip(np.asarray(offsets, np.int64), 0, capacity))

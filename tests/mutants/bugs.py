@@ -225,7 +225,7 @@ PYTHON = (
     Bug(
         name="sign_of_the_gradient_in_sinks",
         room="primitives/attention",
-        file="sgap_jax/primitives/attention.py",
+        file="sgap_jax/primitives/attention_primitives.py",
         text="dsinks = -(share * unfused.delta(dout, x.out, dlse)).sum(1)",
         replacement="dsinks = (share * unfused.delta(dout, x.out, dlse)).sum(1)",
         breaks="the gradient of attention in its sinks has the wrong sign",

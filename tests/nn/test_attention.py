@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_twin import attention_of_flax
 from flax import linen, nnx
 
 from sgap_jax import BCSR, COO, CSR, CVS, SparseArray, Unfused, masks, nn, sparse_attention
@@ -33,16 +34,8 @@ def close(a, b):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), a, b)
 
 
-def attention_by_hand(query, key, value, mask=None, **unused):
-    """In float64, which Flax's own leaves for float32."""
-    key, value = (jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2) for x in (key, value))
-    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) / np.sqrt(query.shape[-1])
-    weights = jax.nn.softmax(scores, where=jnp.broadcast_to(mask, scores.shape))
-    return jnp.einsum("...hqk,...khd->...qhd", weights, value)
-
-
 def dense(**options):
-    options = dict(decode=False, attention_fn=attention_by_hand) | BIASED | options
+    options = dict(decode=False, attention_fn=attention_of_flax) | BIASED | options
     return nnx.MultiHeadAttention(H, IN, rngs=nnx.Rngs(0), **options)
 
 
@@ -194,7 +187,7 @@ def test_layers_of_one_pattern_are_donated_and_leave_it():
 @pytest.mark.parametrize("each", [False, True])
 def test_linen_layer_is_linens_own(each):
     options = dict(num_heads=H, qkv_features=12, out_features=5, **BIASED)
-    twin = linen.MultiHeadDotProductAttention(attention_fn=attention_by_hand, **options)
+    twin = linen.MultiHeadDotProductAttention(attention_fn=attention_of_flax, **options)
     patterns, seen = zip(*[mask(seed=h) for h in range(H)], strict=True)
     pattern, full = (patterns, jnp.stack(seen)) if each else (patterns[0], seen[0][None])
     q, k = inputs(2, L, IN), inputs(2, S, 6)
@@ -231,7 +224,7 @@ def test_rotary_embeddings_turn_pairs_of_features():
 def test_rotary_embeddings_are_not_lost_silently(monkeypatch):
     """Also under versions of Flax that have none."""
     name = "dot_product_attention_with_rope"
-    monkeypatch.setattr(nnx, name, getattr(nnx, name, attention_by_hand), raising=False)
+    monkeypatch.setattr(nnx, name, getattr(nnx, name, attention_of_flax), raising=False)
     rotated = dense(attention_fn=partial(getattr(nnx, name), rope=None))
     with pytest.raises(NotImplementedError, match="from_dense: layer has rotary embeddings"):
         nn.SparseMultiHeadAttention.from_dense(rotated)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_twin import attention_of_flax
 from flax import linen, nnx
+from tolerance import close
 
 from sgap_jax import BCSR, CSR, CVS, SparseArray, masks, nn
 from sgap_jax.nn import linen as snn
@@ -38,25 +40,6 @@ def patterns(format, each=False):
         tiles[tuple(np.argwhere(causal).T // [[height], [width]])] = True
         seen.append(np.tril(tiles.repeat(height, 0).repeat(width, 1)[:L, :L]))
     return made if each else made[0], jnp.asarray(np.stack(seen))[None]
-
-
-def attention_by_hand(query, key, value, mask=None, **unused):
-    """In float64, which Flax's own leaves for float32 (and in which the masks of its cache are)."""
-    mask = mask.astype(bool)
-    key, value = (jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2) for x in (key, value))
-    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) / np.sqrt(query.shape[-1])
-    weights = jax.nn.softmax(scores, where=jnp.broadcast_to(mask, scores.shape))
-    return jnp.einsum("...hqk,...khd->...qhd", weights, value)
-
-
-def close(a, b, tolerance=1e-9):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance
-        ),
-        a,
-        b,
-    )
 
 
 def as_flax_wants(function):
@@ -113,7 +96,7 @@ def test_positions_are_rows_of_the_whole(format, each, kv_heads):
     pattern, seen = patterns(format, each)
     twin = nnx.MultiHeadAttention(
         *(H, IN), num_kv_heads=kv_heads, decode=True, rngs=nnx.Rngs(0), **FLOAT64,
-        attention_fn=attention_by_hand, bias_init=nnx.initializers.normal(),
+        attention_fn=attention_of_flax, bias_init=nnx.initializers.normal(),
     )  # fmt: skip
     layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
     assert layer.decode
@@ -139,7 +122,7 @@ def test_several_positions_at_a_time():
 def test_the_cache_is_flaxs_and_past_its_end_the_last_position_is_overwritten():
     pattern, seen = patterns(CSR)
     twin = nnx.MultiHeadAttention(
-        H, IN, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_by_hand, **FLOAT64
+        H, IN, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_of_flax, **FLOAT64
     )
     layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
     x = jnp.concatenate([X, 2 * X[:, :3]], axis=1)
@@ -232,7 +215,7 @@ def test_structures_that_are_traced_are_read_up_to_the_query():
 def test_linen():
     pattern, seen = patterns(CVS(4))
     options = dict(normalize_qk=True, decode=True, **FLOAT64)
-    twin = linen.MultiHeadDotProductAttention(H, attention_fn=attention_by_hand, **options)
+    twin = linen.MultiHeadDotProductAttention(H, attention_fn=attention_of_flax, **options)
     layer = snn.SparseSelfAttention(H, **options)
     variables = as_flax_wants(jax.jit(twin.init))(jax.random.key(0), X, mask=seen)
     init = lambda: layer.init(jax.random.key(0), X, pattern=pattern)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tolerance import close
 
 from sgap_jax import nn
 from sgap_jax.nn import linen as snn
@@ -26,16 +27,6 @@ TOKENS = dict(top_k=4, index_heads=2, index_features=3)
 def random_numbers_that_compile_quickly():
     with jax.default_prng_impl("unsafe_rbg"):
         yield
-
-
-def close(a, b, tolerance=1e-9):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance
-        ),
-        a,
-        b,
-    )
 
 
 def softmax(scores, seen):

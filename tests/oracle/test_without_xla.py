@@ -12,6 +12,7 @@ from sddmm_oracle import oracle as sddmm_oracle
 from spmm_oracle import dense_operand
 from spmm_oracle import oracle as spmm_oracle
 from tolerance import DTYPES, assert_within, sum_bound
+from unchecked_structures import anything
 from vector_cases import encoded
 
 from sgap_jax.runtime.native import native
@@ -114,15 +115,6 @@ def test_rows_around_what_is_widened_at_once(dtype, isa):
     lengths = [3, 250, 6, 257, 1, 1025, 0, 1024, 40, 256, 200, 57]
     case = from_row_lengths("around", 2000, lengths)
     assert_within(*spmm(case, dtype, 33, isa, chunk_nonzeros=8192))
-
-
-def anything(rng, rows, nnz, size):
-    """Offsets that fall, are negative or too large; indices out of range."""
-    offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
-    offsets[rng.random(rows + 1) < 0.3] = rng.choice([-(2**31), 2**31 - 1, 0, nnz])
-    indices = rng.integers(-2, size + 2, nnz).astype(np.int32)
-    indices[rng.random(nnz) < 0.2] = rng.choice([-(2**31), 2**31 - 1])
-    return offsets, indices
 
 
 @typed

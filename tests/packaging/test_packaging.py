@@ -62,7 +62,8 @@ def distributions(tmp_path_factory, toolkit):
     """(sdist, wheel), the wheel built from the sdist's content and not from the checkout.
 
     With the precompiled kernels of one operation, where there is NVRTC, and slow CPU kernels of one
-    instruction set, which compile in less time: the environment of the tests was built with all.
+    instruction set and slow handlers, which compile in less time: the environment of the tests was
+    built with all.
     """
     out = tmp_path_factory.mktemp("dist")
     settings = {"SGAP_CUBINS": "ON" if toolkit else "OFF", "SGAP_CUBINS_OPS": "row_sum"}
