@@ -36,10 +36,13 @@ namespace {
 #if SGAP_SEVERAL_ISAS
 
 // Whether the processor has dot products of bfloat16 pairs in vectors (AVX512-BF16), and of
-// integers (AVX512-VNNI), as all have that have the former.
+// integers (AVX512-VNNI) and BMI2, as all have that have the former.
 bool HasPairDots() {
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c >> 11 & 1)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) ||
+      !(c >> 11 & b >> 8 & 1)) {
+    return false;
+  }
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 

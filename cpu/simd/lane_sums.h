@@ -15,6 +15,17 @@ inline Vector<T, M> FoldLanes(Vector<T, N> x) {
   }
 }
 
+// The greatest lane.
+template <typename T, int N>
+inline T GreatestLane(Vector<T, N> x) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    const auto a = Half<T, N>(x, 0), b = Half<T, N>(x, 1);
+    return GreatestLane<T, N / 2>(a > b ? a : b);
+  }
+}
+
 template <int... kFrom, typename V>
 inline V Shuffle(V a, V b) {
 #if defined(__clang__) || __GNUC__ >= 12

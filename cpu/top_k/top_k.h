@@ -46,7 +46,10 @@ struct TopKIndexerArgs {
   // the bounds of a panel [batch, panels, 2, 2], of 16 bits and of bytes.
   char* byte_panels;
   float* bounds;
-  float* wide_keys;  // with byte_panels, 16-bit keys widened: [batch, columns, depth], or null
+  // With byte_panels, the keys in 16 bits one after another, [batch, columns, RoundedWords(depth)],
+  // and their scales [batch, columns].
+  int32_t* rounded_keys;
+  float* scales;
   int64_t panels_of_task;  // of the first phase
   int64_t panel_tasks;     // of an element of the batch
   void* scores;            // [batch, rows, panels * panel_columns] of few rows
@@ -69,17 +72,17 @@ constexpr int64_t RoundedPanelBytes(int64_t depth) {
   return 4 * kPanelColumns * (RoundedWords(depth) + 1);
 }
 
-// Behind the panels of bytes of all columns are those of a sample: of each kColumnsOfSample columns
-// the first one. A panel has words of four integers [ByteWords, kPanelColumns] and a float for each
-// column.
-constexpr int64_t kColumnsOfSample = 16;
+// A sample, the first of each kColumnsOfSample columns, has panels of bytes of its own: these first,
+// then those of the other columns. A panel has words of four integers [ByteWords, kPanelColumns] and
+// a float for each column.
+constexpr int64_t kColumnsOfSample = 4;
 constexpr int64_t ByteWords(int64_t depth) { return (depth + 15) / 16 * 4; }
 constexpr int64_t BytePanelBytes(int64_t depth) {
   return 4 * kPanelColumns * (ByteWords(depth) + 1);
 }
 // Whether scores of bytes are faster: rows of as many heads as are together with zeros for few, of
 // keys that are not long (what rounding takes grows), and of many columns for each selected one.
-constexpr int64_t kColumnsOfBytes = 16, kMostByteDepth = 64;
+constexpr int64_t kColumnsOfBytes = 8, kMostByteDepth = 64;
 constexpr bool ScoresBytes(int64_t columns, int64_t k, int64_t heads, int64_t depth) {
   const int64_t whole = heads <= 4 ? 4 : (heads + 7) / 8 * 8;
   return 3 * whole <= 4 * heads && depth <= kMostByteDepth && k > 0 &&
@@ -88,7 +91,7 @@ constexpr bool ScoresBytes(int64_t columns, int64_t k, int64_t heads, int64_t de
 constexpr int64_t SamplePanels(int64_t panels) {
   return (panels + kColumnsOfSample - 1) / kColumnsOfSample;
 }
-constexpr int64_t BytePanels(int64_t panels) { return panels + SamplePanels(panels); }
+constexpr int64_t BytePanels(int64_t panels) { return kColumnsOfSample * SamplePanels(panels); }
 
 // Bytes that a task needs for rounded q of so many pairs, and for the columns of a row whose scores
 // are computed without rounding.
@@ -103,8 +106,8 @@ constexpr int64_t ByteScratchBytes(int64_t rows, int64_t columns, int64_t heads,
   const int64_t pairs = 2 * (rows + 8) * heads + 8;
   return 4 * rows * (panels * kPanelColumns + 64) +
          4 * (rows + 8) * SamplePanels(panels) * kPanelColumns +
-         4 * pairs * (ByteWords(depth) + 3) + 64 * (rows + 8) + 2 * 4 * (columns + 64) +
-         4 * (depth + 1) * (heads + 32) + 10 * 64;
+         4 * pairs * (ByteWords(depth) + RoundedWords(depth) + 4) + 64 * (rows + 8) +
+         6 * 4 * (columns + 64) + 4 * (depth + 1) * (heads + 32) + 16 * 64;
 }
 
 // Bytes of scratch for a task of so many rows: their scores, q and weights, of at most 8 bytes

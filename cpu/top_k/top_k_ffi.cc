@@ -222,8 +222,7 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   const int64_t panels = args.PanelCount();
   const bool bytes_too = rounds && ScoresBytes(columns, k, heads, depth);
   const int64_t of_bytes = bytes_too ? batch * BytePanels(panels) * BytePanelBytes(depth) : 0;
-  const bool widens = bytes_too && DtypeBytes(top_k.dtype) == 2 && depth % 4 == 0;
-  const int64_t of_keys = widens ? 4 * batch * columns * depth : 0;
+  const int64_t of_keys = bytes_too ? 4 * batch * columns * (RoundedWords(depth) + 1) : 0;
   const int64_t bounds = rounds ? 4 * batch * panels * int64_t(sizeof(float)) : 0;
   call->first = AcquireWorkspace(size_t(std::max<int64_t>(first + of_bytes + of_keys + bounds, 1)));
   if (few) {
@@ -232,8 +231,12 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
     args.panels = static_cast<char*>(call->first.get());
     if (rounds) {
       char* const keys = args.panels + first + of_bytes;
-      if (bytes_too) args.byte_panels = args.panels + first;
-      if (widens) args.wide_keys = reinterpret_cast<float*>(keys);
+      if (bytes_too) {
+        args.byte_panels = args.panels + first;
+        args.rounded_keys = reinterpret_cast<int32_t*>(keys);
+        args.scales = reinterpret_cast<float*>(args.rounded_keys +
+                                               batch * columns * RoundedWords(depth));
+      }
       args.bounds = reinterpret_cast<float*>(keys + of_keys);
     }
   }

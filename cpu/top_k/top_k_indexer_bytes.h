@@ -1,7 +1,7 @@
 // Scores of an indexer from q and keys rounded to bytes, four products to a lane: twice as many as
-// of 16 bits (top_k_indexer_rounded.h). What rounding may have taken from a product is added to it,
-// so no score is less than without rounding. A sample of the columns gives each row a threshold,
-// and only what reaches it is kept, while it is in a register.
+// of 16 bits (top_k_indexer_rounded.h). What rounding may have taken from a score is added to it, so
+// none is less than without rounding. A sample of the columns gives each row a threshold, and only
+// what reaches it is kept, of the other columns while it is in a register.
 #pragma once
 
 #include "cpu/top_k/top_k_indexer_rounded.h"
@@ -10,6 +10,13 @@ namespace sgap::SGAP_ISA {
 
 constexpr float kGreatestByte = 126.5f;  // rounded to 127 at most in any mode
 constexpr uint32_t kByteOffsets = 0x80808080u;
+
+// Where a column is among those of the panels of bytes.
+inline int64_t PlaceOfBytes(int64_t column, int64_t panels) {
+  const int64_t sampled = column / kColumnsOfSample, which = column % kColumnsOfSample;
+  if (which == 0) return sampled;
+  return SamplePanels(panels) * kPanelColumns + sampled * (kColumnsOfSample - 1) + which - 1;
+}
 
 // Writes a key to column j of a panel of bytes, each of them plus 128. Its norms are those of the
 // integers.
@@ -29,24 +36,24 @@ struct RowSurvivors {
   int32_t* columns;
   int64_t count, limit;
   float least;
-  float small;   // what a score may be less than without rounding nevertheless
-  float raised;  // what it may be greater by, without the factor of a key
+  float rounded_off;  // what a score of 16 bits may be off by
+  float small;        // what one of bytes may be less than without rounding nevertheless
+  // What it may be greater by, without the factor of a key: what is added, and all.
+  float raised, off;
 };
 
-// Some rows by pairs of a row and a head, 8 of them and the columns of a panel at a time. kHeads
-// of each row are together; a row has more only where that is 8.
-template <int kHeads>
+// Some rows and heads, kTogether heads of a row and the columns of a panel at a time.
 struct BytePairs {
-  static constexpr int N = 16, kTogether = 8, kVectors = kPanelColumns / N;
-  static constexpr int kRows = kTogether / kHeads;
+  static constexpr int N = 16, kTogether = 4, kVectors = kPanelColumns / N;
+  static constexpr int64_t kColumns = kPanelColumns + N;  // of a panel, with those of the sample
   using Ints = Vector<int32_t, N>;
   using Floats = Vector<float, N>;
 
-  const int32_t* q;      // [pairs / kTogether, words, kTogether]
-  const float* weights;  // [pairs]
-  int64_t parts, words;  // parts of kHeads that a row has
+  const int32_t* q;      // [rows, parts, words, kTogether]
+  const float* weights;  // [rows, parts, kTogether]
+  int64_t parts, words;  // parts of kTogether heads that a row has
 
-  static int64_t Parts(int64_t heads) { return kHeads < kTogether ? 1 : (heads + 7) / kTogether; }
+  static int64_t Parts(int64_t heads) { return (heads + kTogether - 1) / kTogether; }
 
   static Ints Add(Ints sum, Ints keys, [[maybe_unused]] Ints values) {
 #if defined(__AVX512VNNI__)
@@ -63,89 +70,113 @@ struct BytePairs {
     return x;
   }
 
-  // Calls take(r, scores of the panel's columns) for the rows of a group of kRows. Sums of products
-  // begin at start[pairs].
-  template <typename Take>
-  [[gnu::always_inline]] inline void Score(int64_t group, const char* panel, const int32_t* start,
-                                           Take&& take) const {
-    const int64_t count = kHeads < kTogether ? 1 : parts;
-    Floats total[kRows][kVectors] = {};
-    for (int64_t part = 0; part < count; ++part) {
-      const int64_t first = (group * count + part) * kTogether;
-      const int32_t* own = q + first * words;
+  static const float* Factors(const char* panel, int64_t words) {
+    return reinterpret_cast<const float*>(panel) + words * kPanelColumns;
+  }
+
+  // The scores of a panel's columns. Sums of products begin at start[rows, parts, kTogether], those
+  // over the heads at `first`. So few sums that a processor begins the products of the next row
+  // while it is busy with what follows on those of this one.
+  [[gnu::always_inline]] inline void Score(int64_t row, const char* panel, const int32_t* start,
+                                           float first, Floats* total) const {
+    for (int v = 0; v < kVectors; ++v) total[v] = first - Floats{};
+    for (int64_t pair = row * parts * kTogether; pair < (row + 1) * parts * kTogether;
+         pair += kTogether) {
+      const int32_t* own = q + pair * words;
       Ints sums[kTogether][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int i = 0; i < kTogether; ++i) {
-        const Ints from = Kept(start[first + i] - Ints{});
+        const Ints from = Kept(start[pair + i] - Ints{});
         for (int v = 0; v < kVectors; ++v) sums[i][v] = from;
       }
       for (int64_t d = 0; d < words; ++d) {
         Ints keys[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) keys[v] = Words(panel, d, v);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int i = 0; i < kTogether; ++i) {
           const Ints value = Kept(own[d * kTogether + i] - Ints{});
 #pragma GCC unroll 4
           for (int v = 0; v < kVectors; ++v) sums[i][v] = Add(sums[i][v], keys[v], value);
         }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int i = 0; i < kTogether; ++i) {
-        const float weight = weights[first + i];
+        const float weight = weights[pair + i];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           const Ints positive = sums[i][v] > 0 ? sums[i][v] : Ints{};
-          total[i / kHeads][v] += __builtin_convertvector(positive, Floats) * weight;
+          total[v] += __builtin_convertvector(positive, Floats) * weight;
         }
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) total[r][v] *= BitCast<Floats>(Words(panel, words, v));
-      take(r, total[r]);
-    }
+    for (int v = 0; v < kVectors; ++v) total[v] *= BitCast<Floats>(Words(panel, words, v));
   }
 
   // To scores [rows, stride].
-  [[gnu::noinline]] void Write(int64_t group, const char* panel, const int32_t* start,
+  [[gnu::noinline]] void Write(int64_t rows, const char* panel, const int32_t* start,
                                float* scores, int64_t stride) const {
-    Score(group, panel, start, [&](int r, const Floats* x) {
+    for (int64_t r = 0; r < rows; ++r, scores += stride) {
+      Floats x[kVectors];
+      Score(r, panel, start, 0, x);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) Store<float, N>(scores + r * stride + v * N, x[v]);
-    });
+      for (int v = 0; v < kVectors; ++v) Store<float, N>(scores + v * N, x[v]);
+    }
   }
 
-  // What the panel, whose first column that is, adds to the rows' survivors.
-  [[gnu::noinline]] void Collect(int64_t group, const char* panel, const int32_t* start,
-                                 int64_t first, RowSurvivors* rows) const {
+  // What kColumns columns from `first` on add to the rows' survivors: those of the panel, and those
+  // of the sample, of which the scores [rows, stride] and the factors are known.
+  [[gnu::noinline]] void Collect(int64_t rows, const char* panel, const int32_t* start,
+                                 const float* sample_factors, const float* sample, int64_t stride,
+                                 int64_t first, RowSurvivors* row) const {
     const Ints lanes = LaneNumbers<int32_t, N>() + int32_t(first);
-    Score(group, panel, start, [&](int r, const Floats* x) {
-      RowSurvivors& row = rows[r];
-      const int64_t left = row.limit - first;
-      int32_t* out = row.columns + row.count;
+    const auto factors = Load<float, N>(sample_factors);
+    for (int64_t r = 0; r < rows; ++r, ++row, sample += stride) {
+      Floats x[kVectors];
+      Score(r, panel, start, row->raised, x);
+      const auto sampled = Load<float, N>(sample) + row->off * factors;
+      uint64_t others = 0;
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        uint32_t mask = LanesFrom<float, N>(x[v], row.least);
-        if (left < kPanelColumns) {
-          const int64_t own = left - v * N;
-          mask &= own <= 0 ? 0 : own < N ? (1u << own) - 1 : ~0u;
-        }
-        PackLanes<int32_t, N>(mask, lanes + v * N, out);
-        out += __builtin_popcount(mask);
+        others |= uint64_t(LanesFrom<float, N>(x[v], row->least)) << (v * N);
       }
-      row.count = out - row.columns;
-    });
+      uint64_t mask = Interleaved(LanesFrom<float, N>(sampled, row->least), others);
+      const int64_t left = row->limit - first;
+      if (left < kColumns) mask &= left <= 0 ? 0 : (uint64_t(1) << left) - 1;
+      int32_t* out = row->columns + row->count;
+#pragma GCC unroll 4
+      for (int v = 0; v < kColumns / N; ++v) {
+        const auto own = uint32_t(mask >> (v * N)) & 0xffff;
+        PackLanes<int32_t, N>(own, lanes + v * N, out);
+        out += __builtin_popcount(own);
+      }
+      row->count = out - row->columns;
+    }
+  }
+
+  // A bit for each column, from those of the sample and of the others.
+  static uint64_t Interleaved([[maybe_unused]] uint32_t sample, [[maybe_unused]] uint64_t others) {
+    constexpr uint64_t kFirst = 0x1111111111111111;
+    static_assert(kColumnsOfSample == 4 && kColumns == 64);
+#if defined(__BMI2__)
+    return _pdep_u64(sample, kFirst) | _pdep_u64(others, ~kFirst);
+#else
+    return kFirst;
+#endif
   }
 };
 
 // The memory of a task whose scores are of bytes.
 struct ByteScratch {
   float* sample;
-  int32_t *columns, *q, *start, *raised;
+  int32_t *columns, *q;
+  int32_t *start, *lower;  // where sums begin: those of the sample, and of the other columns
   float* weights;
+  int32_t* rounded_q;  // in 16 bits
+  float* rounded_weights;
   RowSurvivors* rows;
+  OpenColumns open;
   float* scores;
   int64_t columns_stride, sample_stride;
   RowScratch<float> selection;
@@ -164,62 +195,152 @@ struct ByteScratch {
     sample_stride = SamplePanels(args.PanelCount()) * kPanelColumns;
     columns_stride = at.stride + 64;
     columns = ints(at.rows * columns_stride);
-    sample = floats((at.rows + 7) * sample_stride);
-    q = ints(pairs * ByteWords(args.depth)), start = ints(pairs), raised = ints(pairs);
+    sample = floats(at.rows * sample_stride);
+    q = ints(pairs * ByteWords(args.depth)), start = ints(pairs), lower = ints(pairs);
     weights = floats(pairs);
-    rows = reinterpret_cast<RowSurvivors*>(take((at.rows + 8) * int64_t(sizeof(RowSurvivors))));
+    rounded_q = ints(pairs * RoundedWords(args.depth)), rounded_weights = floats(pairs);
+    rows = reinterpret_cast<RowSurvivors*>(take(at.rows * int64_t(sizeof(RowSurvivors))));
     scores = floats(room), selection.keys = ints(room);
+    open = {ints(room), ints(room), floats(room), ints(room)};
     memory = floats(0);
   }
 };
 
-// q and weights of a task's rows as BytePairs has them, zeros where there are none.
+// Four vectors of up to kMostByteDepth elements, by the products of each two of them.
+struct FewVectors {
+  static constexpr int kCount = 4, N = 16;
+  using Floats = Vector<float, N>;
+  alignas(kVectorBytes) float x[kCount][kMostByteDepth];
+  float products[kCount][kCount];
+
+  void Multiply(int64_t depth) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j <= i; ++j) {
+        Floats sum = {};
+        for (int64_t d = 0; d < depth; d += N) {
+          sum += Load<float, N>(x[i] + d) * Load<float, N>(x[j] + d);
+        }
+        products[i][j] = FoldLanes<1, float, N>(sum)[0];
+      }
+    }
+  }
+
+  // The greatest norm of a sum of some of the vectors times their weights, which are at most 1, or
+  // a little more.
+  float GreatestSum(const float* weights) const {
+    const auto subsets = LaneNumbers<int32_t, N>();  // bit i: whether it has vector i
+    Floats squares = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j <= i; ++j) {
+        const float both = products[i][j] * weights[i] * weights[j] * (i == j ? 1 : 2);
+        squares += (subsets & (1 << i | 1 << j)) == (1 << i | 1 << j) ? both - Floats{} : Floats{};
+      }
+    }
+    return 1.001f * __builtin_sqrtf(GreatestLane<float, N>(squares));
+  }
+};
+
+// Adds what rounding may take from a score by some heads, of which these are the weights, q' and
+// q - q'.
+inline void AddOff(const float* weights, const FewVectors& values, const FewVectors& offs,
+                   const KeyBounds& units, RowSurvivors& row) {
+  constexpr int kCount = FewVectors::kCount;
+  float largest = 0x1p-100f, all[kCount], positive[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    const float size = __builtin_fabsf(weights[i]);
+    largest = size > largest ? size : largest;
+  }
+  for (int i = 0; i < kCount; ++i) {
+    all[i] = weights[i] / largest;
+    positive[i] = all[i] > 0 ? all[i] : 0;
+  }
+  const auto greatest = [&](const float* own) {
+    return largest * (offs.GreatestSum(own) * units.norm + values.GreatestSum(own) * units.off);
+  };
+  row.raised += greatest(positive), row.off += greatest(all);
+}
+
+// q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a score
+// of theirs may be greater by: without rounding it has, times the factor of the key,
+//   (sum_h t_h w_h (q_h - q'_h)) . k + (sum_h t_h w_h q'_h) . (k - k')
+// more, where t_h in [0, 1] is how much of the difference max(., 0) lets through; at most what some
+// of the heads add together, of four at a time. Where a score is kept or not as it is computed,
+// products of heads with a negative weight begin lower instead: mostly nothing is left of them.
 template <typename T>
-void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, int64_t whole_rows,
-                  int64_t whole_heads, const ByteScratch& own) {
-  constexpr int64_t kTogether = 8;
-  const int64_t words = ByteWords(args.depth);
+void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const ByteScratch& own) {
+  constexpr int64_t kTogether = BytePairs::kTogether;
+  static_assert(kTogether == FewVectors::kCount);
+  const int64_t heads = BytePairs::Parts(args.heads) * kTogether;
+  const int64_t words = ByteWords(args.depth), padded = 4 * words;
   const KeyBounds keys = GreatestBounds(args, at, false), units = GreatestBounds(args, at, true);
+  // The rounding of sums, of each term of a product and of a score; and that before rounding to
+  // integers.
   const float terms = float(args.depth + 2 * args.heads + 32) * 0x1p-22f;
+  const float scaling = kGreatestByte * 0x1p-21f * __builtin_sqrtf(float(args.depth));
+  const float most = GreatestInteger(args.depth);
   const T* from = static_cast<const T*>(args.q) + at.place * args.depth;
   const T* from_weights = static_cast<const T*>(args.weights) + at.place;
+  FewVectors values, offs;
   int64_t i = 0;
-  for (int64_t r = 0; r < whole_rows; ++r) {
+  for (int64_t r = 0; r < at.rows; ++r) {
     RowSurvivors& row = own.rows[r];
-    row = {own.columns, 0, 0, __builtin_inff(), 0, 0};
-    if (r < at.rows) row.columns += r * own.columns_stride, row.limit = at.Limit(args.top_k, r);
+    row = {own.columns + r * own.columns_stride, 0, at.Limit(args.top_k, r),
+           __builtin_inff(), 0, 0, 0, 0};
     RowBound bound;
-    for (int64_t h = 0; h < whole_heads; ++h, ++i) {
-      int32_t* out = own.q + i / kTogether * kTogether * words + i % kTogether;
-      int32_t sum = 0;
-      const auto write = [&](int64_t w, uint32_t word) {
-        out[w * kTogether] = int32_t(word);
-        for (int b = 0; b < 32; b += 8) sum += int8_t(word >> b);
-      };
-      float raised = 0;
-      if (r < at.rows && h < args.heads) {
-        const RoundedVector found = RoundVector<int8_t>(from, args.depth, kGreatestByte, write);
+    for (int64_t h = 0; h < heads; ++h, ++i) {
+      const int64_t place = i % kTogether;
+      int32_t* out = own.q + (i - place) * words + place;
+      float *value = values.x[place], *off = offs.x[place], lower = 0;
+      Vector<float, 16> sums = {};
+      const auto write = [&](int64_t w, uint32_t word) { out[w * kTogether] = int32_t(word); };
+      if (h < args.heads) {
+        const RoundedVector found = RoundVector<int8_t>(
+            from, args.depth, kGreatestByte, write, [&](int64_t d, const auto& x, const auto& y) {
+              Store<float, 16>(value + d, x), Store<float, 16>(off + d, y);
+              sums += x;
+            });
         const float weight = LoadScalar(from_weights);
         own.weights[i] = weight * found.scale;
-        bound.Add(weight, found, keys);
-        // |q . k - q' . k'| <= |q - q'| |k| + |q'| |k - k'|, and the rounding of sums.
-        const float norm = found.norm / found.scale, off = found.off / found.scale;
-        raised =
-            1.01f * (off * units.norm + norm * units.off + terms * (norm + off) * units.norm) + 1;
-        if (!(raised < 0x1p30f)) raised = 0, row.raised = __builtin_inff();
-        row.raised += __builtin_fabsf(own.weights[i]) * raised;
-        if (weight < 0) raised = -raised;
+        int32_t* rounded = own.rounded_q + (i - place) * RoundedWords(args.depth) + place;
+        const RoundedVector in_words = RoundVector<int16_t>(
+            from, args.depth, most,
+            [&](int64_t w, uint32_t word) { rounded[w * kTogether] = int32_t(word); });
+        own.rounded_weights[i] = weight * in_words.scale;
+        bound.Add(weight, in_words, keys);
+        const float norm = found.norm / found.scale, unit_off = found.off / found.scale;
+        const float sums = terms * (norm + unit_off) * units.norm;
+        const float rounding = __builtin_fabsf(own.weights[i]) * (scaling * units.norm + sums);
+        row.off += rounding;
+        if (weight < 0) {
+          lower = 1.01f * (unit_off * units.norm + norm * units.off + sums) + 1;
+          if (!(lower < 0x1p30f)) lower = 0, row.off = __builtin_inff();
+        } else {
+          row.raised += rounding;
+        }
         from += args.depth, ++from_weights;
       } else {
         for (int64_t w = 0; w < words; ++w) write(w, 0);
-        own.weights[i] = 0;
+        for (int64_t d = 0; d < padded; ++d) value[d] = off[d] = 0;
+        own.weights[i] = own.rounded_weights[i] = 0;
+        for (int64_t w = 0; w < RoundedWords(args.depth); ++w) {
+          own.rounded_q[(i - place) * RoundedWords(args.depth) + w * kTogether + place] = 0;
+        }
       }
-      own.start[i] = -128 * sum;
-      own.raised[i] = own.start[i] + int32_t(raised);
+      own.start[i] = -128 * int32_t(FoldLanes<1, float, 16>(sums)[0]);
+      own.lower[i] = own.start[i] - int32_t(lower);
+      if (place + 1 == kTogether) {
+        values.Multiply(padded), offs.Multiply(padded);
+        AddOff(own.weights + i - place, values, offs, units, row);
+      }
     }
-    if (r >= at.rows) continue;
+    row.raised *= 1.01f, row.off *= 1.01f;
     row.small = bound.Small(keys, args.depth, args.heads);
-    if (!bound.Holds(keys)) row.raised = __builtin_inff();
+    row.rounded_off = bound.Of(keys, args.depth, args.heads);
+    if (!(row.rounded_off < kGreatestBound)) row.off = __builtin_inff();
   }
 }
 
@@ -233,28 +354,36 @@ inline float ByteThreshold(const float* sample, const char* panels, int64_t dept
   constexpr int N = 16;
   const float none = __builtin_inff();
   const int64_t size = (row.limit + kColumnsOfSample - 1) / kColumnsOfSample;
-  if (size < kLeastSampled || !(row.raised < kGreatestBound)) return none;
+  if (size < kLeastSampled || !(row.off < kGreatestBound)) return none;
   const double expected = double(size) * double(k) / double(row.limit);
-  const double rank = expected + 2.5 * __builtin_sqrt(expected) + 2;
+  constexpr double kOthers = 1 - 1. / kColumnsOfSample;
+  const double rank = expected + 3 * __builtin_sqrt(kOthers * expected) + 2;
   if (rank > 0.5 * double(size)) return none;
-  // Of few, the greatest of each lane of kTogether vectors say it too.
-  constexpr int kTogether = 8;
+  // The greatest of each lane of some vectors say it too, where few of them have two of these.
+  constexpr int kTogether = 16, kMostLanes = 2 * kTogether * N;
   const float* scores = sample;
-  Vector<float, N> greatest[kTogether];
+  alignas(kVectorBytes) float greatest[kMostLanes];
+  const int64_t lanes = size >= 2 * kMostLanes ? kMostLanes : kTogether * N;
   int64_t count = size;
   double among = rank;
-  if (rank < 0.5 * kTogether * N && size >= 2 * kTogether * N) {
-    for (int j = 0; j < kTogether; ++j) greatest[j] = Load<float, N>(sample + j * N);
-    for (int64_t i = kTogether * N; i + kTogether * N <= size; i += kTogether * N) {
-#pragma GCC unroll 8
-      for (int j = 0; j < kTogether; ++j) {
-        const auto x = Load<float, N>(sample + i + j * N);
-        greatest[j] = x > greatest[j] ? x : greatest[j];
+  if (size >= 2 * lanes && rank < 0.5 * double(lanes)) {
+    const int64_t times = size / lanes;
+    for (int64_t from = 0; from < lanes; from += kTogether * N) {
+      Vector<float, N> x[kTogether];
+      for (int j = 0; j < kTogether; ++j) x[j] = Load<float, N>(sample + from + j * N);
+      for (int64_t i = from + lanes; i < times * lanes; i += lanes) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kTogether; ++j) {
+          const auto y = Load<float, N>(sample + i + j * N);
+          x[j] = y > x[j] ? y : x[j];
+        }
       }
+      for (int j = 0; j < kTogether; ++j) Store<float, N>(greatest + from + j * N, x[j]);
     }
-    scores = reinterpret_cast<const float*>(greatest);
-    count = kTogether * N;
-    among = double(count) * (1 - __builtin_exp(-rank / double(count)));
+    scores = greatest, count = lanes;
+    double none_of = 1;
+    for (int64_t i = 0; i < times; ++i) none_of *= 1 - rank / double(size);
+    among = double(count) * (1 - none_of);
   }
   for (int64_t i = 0; i < count; i += N) {
     const auto own = KeysOf<float, N>(Load<float, N>(scores + i));
@@ -264,17 +393,15 @@ inline float ByteThreshold(const float* sample, const char* panels, int64_t dept
   const float threshold = ScoreOf<float>(KeyOfRank(keys, count, from, int64_t(0)));
   // What is just as great is left.
   const float least = threshold - 2 * row.small - 0x1p-22f * __builtin_fabsf(threshold);
-  const float half = 0.5f * row.raised;
-  int64_t open = 0;
-  for (int64_t i = 0; i < size; i += kPanelColumns, panels += BytePanelBytes(depth)) {
-    const auto* factors = reinterpret_cast<const float*>(panels) + ByteWords(depth) * kPanelColumns;
-    for (int64_t j = 0; j < kPanelColumns && i + j < size; j += N) {
-      const auto x = Load<float, N>(sample + i + j) + half * Load<float, N>(factors + j);
-      const uint32_t exist = size - i - j < N ? (1u << (size - i - j)) - 1 : ~0u;
-      open += __builtin_popcount(LanesFrom<float, N>(x, least) & exist);
-    }
+  const float half = 0.5f * row.off;
+  int64_t open = 0, seen = 0;  // of the first vector of each panel
+  for (int64_t i = 0; i + N <= size; i += kPanelColumns, seen += N) {
+    const float* factors = BytePairs::Factors(panels, ByteWords(depth));
+    const auto x = Load<float, N>(sample + i) + half * Load<float, N>(factors);
+    open += __builtin_popcount(LanesFrom<float, N>(x, least));
+    panels += BytePanelBytes(depth);
   }
-  return kOpenCost * kColumnsOfSample * open > row.limit ? none : least;
+  return kOpenCost * open > seen ? none : least;
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -35,10 +35,11 @@ inline void Transpose(V* x) {
 // Four elements from each of four places.
 inline Vector<float, 16> LoadFours(const float* a, const float* b, const float* c, const float* d) {
 #if defined(__AVX512F__)
-  __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(a));
-  x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_loadu_ps(b));
-  x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_loadu_ps(c));
-  return BitCast<Vector<float, 16>>(_mm512_mask_broadcast_f32x4(x, 0xf000, _mm_loadu_ps(d)));
+  const auto two = [](const float* x, const float* y) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(y), 1);
+  };
+  const __m512 low = _mm512_castps256_ps512(two(a, b));
+  return BitCast<Vector<float, 16>>(_mm512_insertf32x8(low, two(c, d), 1));
 #else
   Vector<float, 16> x;
   const float* from[] = {a, b, c, d};
@@ -118,21 +119,23 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
     const float most = GreatestInteger(args.depth);
     for (int64_t j = 0; j < kPanelColumns; ++j) {
       const T* own = first + j < columns ? keys + (first + j) * args.depth : nullptr;
-      add(PackRounded(own, args.depth, most, j, rounded), bounds);
+      int32_t* row = nullptr;
+      if (own && args.byte_panels) {
+        row = args.rounded_keys + (batch * columns + first + j) * RoundedWords(args.depth);
+      }
+      const RoundedVector found = PackRounded(own, args.depth, most, j, rounded, row);
+      if (row) args.scales[batch * columns + first + j] = found.scale;
+      add(found, bounds);
     }
     if (!args.byte_panels) return;
     const int64_t panel_bytes = BytePanelBytes(args.depth);
     char* const bytes = args.byte_panels + batch * BytePanels(args.PanelCount()) * panel_bytes;
-    char* const sample = bytes + (args.PanelCount() + panel / kColumnsOfSample) * panel_bytes;
     for (int64_t j = 0; j < kPanelColumns && first + j < columns; ++j) {
       const T* own = keys + (first + j) * args.depth;
-      add(PackBytes(own, args.depth, j, bytes + panel * panel_bytes), bounds + 2);
-      if (args.wide_keys) {
-        float* wide = args.wide_keys + (batch * columns + first + j) * args.depth;
-        for (int64_t d = 0; d < args.depth; ++d) wide[d] = LoadScalar(own + d);
-      }
-      if (j % kColumnsOfSample != 0) continue;
-      PackBytes(own, args.depth, (first + j) / kColumnsOfSample % kPanelColumns, sample);
+      const int64_t place = PlaceOfBytes(first + j, args.PanelCount());
+      add(PackBytes(own, args.depth, place % kPanelColumns,
+                    bytes + place / kPanelColumns * panel_bytes),
+          bounds + 2);
     }
   }
 }
@@ -243,12 +246,16 @@ void LoadPairs(const TopKIndexerArgs& args, int64_t place, int64_t count, int64_
   using Acc = Accumulator<T>;
   const T* from = static_cast<const T*>(args.q) + place * args.depth;
   const T* from_weights = static_cast<const T*>(args.weights) + place;
-  for (int64_t i = 0; i < whole; ++i, from += args.depth) {
-    Acc* out = q + i / kTogether * kTogether * args.depth + i % kTogether;
-    for (int64_t d = 0; d < args.depth; ++d) {
-      out[d * kTogether] = i < count ? LoadScalar(from + d) : Acc(0);
+  for (int64_t i = 0; i < whole; i += kTogether, from += kTogether * args.depth) {
+    const int64_t left = count - i;
+    for (int64_t d = 0; d < args.depth; ++d, q += kTogether) {
+      for (int j = 0; j < kTogether; ++j) {
+        q[j] = j < left ? LoadScalar(from + j * args.depth + d) : Acc(0);
+      }
     }
-    weights[i] = i < count ? LoadScalar(from_weights + i) : Acc(0);
+    for (int j = 0; j < kTogether; ++j) {
+      weights[i + j] = j < left ? LoadScalar(from_weights + i + j) : Acc(0);
+    }
   }
 }
 
@@ -271,27 +278,89 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectScored(args.top_k, at, scratch.scores, scratch.selection);
 }
 
-// The scores of the keys key(0) to key(15), in so many features of a multiple of 4, as Pairs.
-template <int kTogether, typename KeyOf>
+// The scores of the keys of some columns in 16 bits, by kTogether heads at a time. Up to a multiple of
+// 16 of them are written, and columns behind the last one are that one.
+template <int kTogether>
+void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, int64_t count,
+                  const int32_t* q, const float* weights, int64_t heads, float* out) {
+  constexpr int N = 16;
+  using Ints = Vector<int32_t, N>;
+  using Floats = Vector<float, N>;
+  const int64_t words = RoundedWords(args.depth);
+  const auto* keys = reinterpret_cast<const float*>(args.rounded_keys) +
+                     batch * args.top_k.columns * words;
+  const float* scales = args.scales + batch * args.top_k.columns;
+  for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
+  for (int64_t i = 0; i < count; i += N) {
+    if (i + 3 * N < count) {
+      for (int j = 0; j < N; ++j) __builtin_prefetch(keys + columns[i + 2 * N + j] * words);
+    }
+    const float* rows[N];
+    Floats factors, total = {};
+    for (int j = 0; j < N; ++j) {
+      rows[j] = KeptPointer(keys + columns[i + j] * words);
+      factors[j] = scales[columns[i + j]];
+    }
+    for (int64_t first = 0; first < heads; first += kTogether) {
+      const int32_t* own = q + first * words;
+      Ints sums[kTogether] = {};
+      for (int64_t d = 0; d < words; d += 4, own += 4 * kTogether) {
+        Floats x[4];
+        TransposeFours([&](int j) { return rows[j]; }, d, x);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 8
+          for (int h = 0; h < kTogether; ++h) {
+            sums[h] = RoundedProducts::Add(sums[h], BitCast<Ints>(x[j]),
+                                           own[j * kTogether + h] - Ints{});
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int h = 0; h < kTogether; ++h) {
+        total += RoundedProducts::Positive(sums[h]) * weights[first + h];
+      }
+    }
+    Store<float, N>(out + i, total * factors);
+  }
+}
+
+// Feature `part` of the kPartsOfWord<T> in each 4 bytes.
+template <typename T>
+constexpr int kPartsOfWord = 4 / sizeof(T);
+template <typename T>
+inline Vector<float, 16> Widened(Vector<float, 16> words, int part) {
+  if constexpr (std::is_same_v<T, float>) {
+    return words;
+  } else {
+    const auto lanes = BitCast<Vector<uint32_t, 16>>(words) >> (16 * part);
+    const auto halves = __builtin_convertvector(lanes, Vector<uint16_t, 16>);
+    return Load<T, 16>(reinterpret_cast<const T*>(&halves));
+  }
+}
+
+// The scores of the keys key(0) to key(15) as Pairs has them, of so many features of a multiple of
+// 4 * kPartsOfWord<T>.
+template <typename T, int kTogether, typename KeyOf>
 Vector<float, 16> ScoreRowMajor(KeyOf&& key, int64_t depth, const float* q, const float* weights,
                                 int64_t heads) {
   using V = Vector<float, 16>;
   using Products = PlainProducts<float>;
+  constexpr int kParts = kPartsOfWord<T>;
   const float* rows[16];
-  for (int j = 0; j < 16; ++j) rows[j] = KeptPointer(key(j));
+  for (int j = 0; j < 16; ++j) rows[j] = KeptPointer(reinterpret_cast<const float*>(key(j)));
   V total = {};
   for (int64_t first = 0; first < heads; first += kTogether) {
     const float* own = q + first * depth;
     V sums[kTogether] = {};
-    for (int64_t d = 0; d < depth; d += 4) {
+    for (int64_t word = 0; word < depth / kParts; word += 4) {
       V x[4];
-      TransposeFours([&](int j) { return rows[j]; }, d, x);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
+      TransposeFours([&](int j) { return rows[j]; }, word, x);
 #pragma GCC unroll 8
-        for (int h = 0; h < kTogether; ++h) {
-          sums[h] = Products::Add(sums[h], x[j], own[(d + j) * kTogether + h] - V{});
-        }
+      for (int j = 0; j < 4 * kParts; ++j, own += kTogether) {
+        const V values = Widened<T>(x[j / kParts], j % kParts);
+#pragma GCC unroll 8
+        for (int h = 0; h < kTogether; ++h) sums[h] = Products::Add(sums[h], values, own[h] - V{});
       }
     }
 #pragma GCC unroll 8
@@ -307,19 +376,19 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
                        int32_t* columns, int64_t count, float* memory, float* out) {
   constexpr int N = kLanes<float>;
   const int64_t whole = (args.heads + kTogether - 1) / kTogether * kTogether;
+  const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
+  const auto key = [&](int64_t i) { return keys + columns[i] * args.depth; };
+  for (int64_t i = 0; i < count && i < 2 * N; ++i) {
+    for (int64_t d = 0; d < args.depth; d += int64_t(64 / sizeof(T))) __builtin_prefetch(key(i) + d);
+  }
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
-  const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
-  const auto key = [&](int64_t i) { return keys + columns[i] * args.depth; };
   if constexpr (N == 16) {
-    const float* wide = args.wide_keys;
-    if constexpr (std::is_same_v<T, float>) wide = static_cast<const float*>(args.keys);
-    if (wide && args.depth % 4 == 0) {
-      wide += at.batch * args.top_k.columns * args.depth;
+    if (args.depth % (4 * kPartsOfWord<T>) == 0) {
       for (int64_t i = 0; i < count; i += N) {
-        const auto row = [&](int j) { return wide + columns[i + j] * args.depth; };
-        Store<float, N>(out + i, ScoreRowMajor<kTogether>(row, args.depth, q, weights, whole));
+        const auto own = [&](int j) { return key(i + j); };
+        Store<float, N>(out + i, ScoreRowMajor<T, kTogether>(own, args.depth, q, weights, whole));
       }
       return;
     }
@@ -376,79 +445,81 @@ void SelectWideRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectPlainRows<T>(args, IndexerRows(args, at.batch, at.begin + done, at.rows - done));
 }
 
-// The k greatest of a row's survivors, whose scores are computed without rounding. False where
+// The k greatest of a row's survivors, by 16 bits and of what these leave open in floats. False where
 // others may be among them.
-template <typename T, int kTogether>
+template <typename T>
 bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t r,
                      ByteScratch& own, int32_t* indices) {
-  constexpr int N = kLanes<float>;
+  constexpr int N = 16, kTogether = BytePairs::kTogether;
   const RowSurvivors& row = own.rows[r];
   const int64_t k = args.top_k.k, count = row.count;
   if (count < k || !(row.least < kGreatestBound)) return false;
-  ScoreColumnsOfRow<T, kTogether>(args, at, r, row.columns, count, own.memory, own.scores);
+  const int64_t heads = BytePairs::Parts(args.heads) * kTogether;
+  ScoreRounded<kTogether>(args, at.batch, row.columns, count,
+                          own.rounded_q + r * heads * RoundedWords(args.depth),
+                          own.rounded_weights + r * heads, heads, own.scores);
   RowScratch<float>& found = own.selection;
   found.scores = own.scores, found.columns = row.columns;
   for (int64_t i = 0; i < count; i += N) {
     const auto keys = KeysOf<float, N>(Load<float, N>(own.scores + i));
     __builtin_memcpy(found.keys + i, &keys, sizeof(keys));
   }
-  const auto kept = KeyOfRank(found.keys, count, k, int64_t(0));
-  if (!(ScoreOf<float>(kept) >= row.least + row.small)) return false;
-  const int64_t above = CountFrom(found.keys, count, kept + 1);
-  Keep(found, count, kept, above, k - above);
+  const auto kth = ScoreOf<float>(KeyOfRank(found.keys, count, k, int64_t(0)));
+  const float reach = Reach(row.rounded_off, kth);
+  const auto score_columns = args.heads <= 4 ? ScoreColumnsOfRow<T, 4> : ScoreColumnsOfRow<T, 8>;
+  const auto score = [&](int32_t* columns, int64_t left, float* out) {
+    score_columns(args, at, r, columns, left, own.memory, out);
+  };
+  const float last = KeepBetween(count, k, kth - reach, kth + reach, count, found, own.open, score);
+  if (!(last >= row.least + row.small)) return false;
   __builtin_memcpy(indices, row.columns, size_t(k) * sizeof(int32_t));
   return true;
 }
 
 // By bytes, and those rows of which these say too little by SelectWideRows.
-template <typename T, int kHeads>
+template <typename T>
 void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
-  using Bytes = BytePairs<kHeads>;
   const TopKArgs& top_k = args.top_k;
-  const int64_t parts = Bytes::Parts(args.heads);
-  const int64_t groups = (at.rows + Bytes::kRows - 1) / Bytes::kRows;
-  ByteScratch own(top_k.scratch, args, at, groups * parts * Bytes::kTogether);
-  RoundToBytes<T>(args, at, groups * Bytes::kRows, parts * kHeads, own);
-  const Bytes pairs{own.q, own.weights, parts, ByteWords(args.depth)};
+  const int64_t parts = BytePairs::Parts(args.heads);
+  ByteScratch own(top_k.scratch, args, at, at.rows * parts * BytePairs::kTogether);
+  RoundToBytes<T>(args, at, own);
+  const BytePairs pairs{own.q, own.weights, parts, ByteWords(args.depth)};
   const int64_t panel_bytes = BytePanelBytes(args.depth), panels = args.PanelCount();
-  const char* const begin = args.byte_panels + at.batch * BytePanels(panels) * panel_bytes;
-  const char* const sample = begin + panels * panel_bytes;
+  const char* const sample = args.byte_panels + at.batch * BytePanels(panels) * panel_bytes;
+  const char* const others = sample + SamplePanels(panels) * panel_bytes;
   const auto refuse = [&](auto&& refused) {
     int64_t count = 0;
     for (int64_t r = 0; r < at.rows; ++r) count += refused(own.rows[r]);
     return 2 * count > at.rows;
   };
-  if (refuse([](const RowSurvivors& row) { return !(row.raised < kGreatestBound); })) {
+  if (refuse([](const RowSurvivors& row) { return !(row.off < kGreatestBound); })) {
     return SelectWideRows<T>(args, at);
   }
   for (int64_t j = 0; j * kColumnsOfSample < at.columns; j += kPanelColumns) {
-    for (int64_t g = 0; g < groups; ++g) {
-      pairs.Write(g, sample + j / kPanelColumns * panel_bytes, own.start,
-                  own.sample + g * Bytes::kRows * own.sample_stride + j, own.sample_stride);
-    }
+    pairs.Write(at.rows, sample + j / kPanelColumns * panel_bytes, own.start, own.sample + j,
+                own.sample_stride);
   }
   for (int64_t r = 0; r < at.rows; ++r) {
-    own.rows[r].least = ByteThreshold(own.sample + r * own.sample_stride, sample, args.depth,
-                                      own.rows[r], top_k.k, own.selection.keys);
+    RowSurvivors& row = own.rows[r];
+    row.least = ByteThreshold(own.sample + r * own.sample_stride, sample, args.depth, row, top_k.k,
+                              own.selection.keys);
+    if (!(row.least < kGreatestBound)) row.raised = row.off = 0;  // nothing is kept
   }
   if (refuse([](const RowSurvivors& row) { return !(row.least < kGreatestBound); })) {
     return SelectWideRows<T>(args, at);
   }
-  for (int64_t r = at.rows; r < groups * Bytes::kRows; ++r) {  // nothing is kept of them
-    own.rows[r].columns = reinterpret_cast<int32_t*>(own.sample);
-  }
-  for (int64_t j = 0; j < at.columns; j += kPanelColumns) {
-    for (int64_t g = 0; g < groups; ++g) {
-      pairs.Collect(g, begin + j / kPanelColumns * panel_bytes, own.raised, j,
-                    own.rows + g * Bytes::kRows);
-    }
+  for (int64_t j = 0; j < at.columns; j += BytePairs::kColumns) {
+    const int64_t sampled = j / kColumnsOfSample, place = sampled % kPanelColumns;
+    const char* const with = sample + sampled / kPanelColumns * panel_bytes;
+    pairs.Collect(at.rows, others + j / BytePairs::kColumns * panel_bytes, own.lower,
+                  BytePairs::Factors(with, pairs.words) + place, own.sample + sampled,
+                  own.sample_stride, j, own.rows);
   }
   const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
   int32_t* counts = top_k.counts + at.batch * top_k.rows + at.begin;
   int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;
   for (int64_t r = 0; r < at.rows; ++r) {
-    const bool selected =
-        SelectSurvivors<T, (kHeads < 8 ? 4 : 8)>(args, at, r, own, indices + offsets[r]);
+    const bool selected = SelectSurvivors<T>(args, at, r, own, indices + offsets[r]);
     counts[r] = selected ? int32_t(top_k.k) : -1;
   }
   for (int64_t r = 0, end; r < at.rows; r = end) {
@@ -464,7 +535,7 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   const IndexerRows at(args, task);
   if constexpr (kRoundsIndexer && std::is_same_v<Accumulator<T>, float>) {
     if (args.byte_panels && at.columns > kColumnsOfBytes * args.top_k.k) {
-      return args.heads <= 4 ? SelectByteRows<T, 4>(args, at) : SelectByteRows<T, 8>(args, at);
+      return SelectByteRows<T>(args, at);
     }
   }
   SelectWideRows<T>(args, at);

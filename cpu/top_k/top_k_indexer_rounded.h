@@ -30,9 +30,10 @@ inline float GreatestInteger(int64_t depth) {
 }
 
 // x[0 .. depth) to Integers of 16 or 8 bits, and zeros up to a multiple of 16: write(i, word) for
-// each word of them. Norms of infinity if some are not finite.
-template <typename Integer, typename T, typename Write>
-RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) {
+// each word of them, and each(d, integers, what they are off by) for each 16 of them, the latter in
+// units of the integers. Norms of infinity if some are not finite.
+template <typename Integer, typename T, typename Write, typename Each>
+RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write, Each&& each) {
   constexpr int N = 16, kWords = N * sizeof(Integer) / 4;
   using Floats = Vector<float, N>;
   using Ints = Vector<int32_t, N>;
@@ -44,11 +45,11 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) 
     const Ints magnitude = BitCast<Ints>(load(d)) & INT32_MAX;
     magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
   }
-  int32_t bits = 0;
-  for (int i = 0; i < N; ++i) bits = magnitudes[i] > bits ? magnitudes[i] : bits;
+  const int32_t bits = GreatestLane<int32_t, N>(magnitudes);
   const float greatest = BitCast<float>(bits), infinity = __builtin_inff();
   if (bits >= BitCast<int32_t>(infinity)) {
     for (int64_t i = 0; i < (depth + N - 1) / N * kWords; ++i) write(i, 0);
+    for (int64_t d = 0; d < depth; d += N) each(d, Floats{}, Floats{});
     return {0, infinity, infinity};
   }
   const float whole = greatest > 0x1p-80f ? greatest : 0x1p-80f;
@@ -60,6 +61,7 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) 
     const Floats rounded = shifted - kShift, difference = scaled - rounded;
     norm += rounded * rounded;
     off += difference * difference;
+    each(d, rounded, difference);
     const auto low = __builtin_convertvector(BitCast<Ints>(shifted), Vector<Integer, N>);
     const auto words = BitCast<Vector<uint32_t, kWords> >(low);
     for (int i = 0; i < kWords; ++i) write(d / N * kWords + i, words[i]);
@@ -72,13 +74,22 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) 
   return {scale, scale * root(norm), scale * (root(off) + scaling)};
 }
 
+template <typename Integer, typename T, typename Write>
+RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) {
+  return RoundVector<Integer>(x, depth, most, write, [](int64_t, const auto&, const auto&) {});
+}
+
 // Writes a key to column j of a panel of rounded ones: words [RoundedWords, kPanelColumns] and a
-// scale for each column. Zeros for null.
+// scale for each column. Zeros for null. Its words go to `row` too, unless that is null.
 template <typename T>
-RoundedVector PackRounded(const T* key, int64_t depth, float most, int64_t j, char* panel) {
+RoundedVector PackRounded(const T* key, int64_t depth, float most, int64_t j, char* panel,
+                          int32_t* row) {
   const int64_t words = RoundedWords(depth);
   auto* out = reinterpret_cast<uint32_t*>(panel) + j;
-  const auto write = [&](int64_t i, uint32_t word) { out[i * kPanelColumns] = word; };
+  const auto write = [&](int64_t i, uint32_t word) {
+    out[i * kPanelColumns] = word;
+    if (row) row[i] = int32_t(word);
+  };
   RoundedVector found = {};
   if (key) {
     found = RoundVector<int16_t>(key, depth, most, write);
@@ -226,29 +237,15 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
   return true;
 }
 
-// SelectRow of scores that are off by at most `off`, where score(columns, count, out) computes some
-// without rounding, up to a multiple of a vector of them. -1 if too many would be computed, or if
-// `off` cannot be right.
+// Moves the k greatest candidates to the front: those with scores from `high` on are among them,
+// those below `low` are not, and of the others score(columns, count, out) computes the scores without
+// rounding, up to a multiple of a vector of them. Returns a score that the k-th greatest one is not
+// less than; NaN if the others are more than `most`, or if `low` and `high` cannot be right.
 template <typename Score>
-int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
-                      RowScratch<float>& scratch, const OpenColumns& open, int32_t* indices,
-                      Score&& score) {
+float KeepBetween(int64_t candidates, int64_t k, float low, float high, int64_t most,
+                 RowScratch<float>& scratch, const OpenColumns& open, Score&& score) {
   using K = Key<float>;
   constexpr int N = kLanes<float>;
-  if (k <= 0 || count <= 0) return 0;
-  if (count <= k) {  // all are finite
-    for (int64_t i = 0; i < count; ++i) indices[i] = int32_t(i);
-    return int32_t(count);
-  }
-  scratch.margin = 2 * off;
-  int64_t candidates = CandidatesWithKeys(scores, count, k, 0, scratch);
-  // The k-th greatest score is within `off` of the k-th greatest of these.
-  const K rank = KeyOfRank(scratch.keys, candidates, k, int64_t(0));
-  const float kth = ScoreOf<float>(rank);
-  if (scratch.reached > -__builtin_inff()) scratch.TryNext(kth, candidates, k);
-  const float reach = 2 * off + 0x1p-20f * ((kth < 0 ? -kth : kth) + off);
-  const float low = kth - reach, high = kth + reach;
-  if (low < scratch.reached) candidates = Candidates(scores, count, 0, low, scratch);
   int64_t opened = 0, selected = 0;
   Vector<int32_t, N> places = LaneNumbers<int32_t, N>();
   for (int64_t i = 0; i < candidates; i += N, places += N) {
@@ -268,7 +265,7 @@ int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
     const Vector<K, N> keys = x >= high ? ~none : none;
     __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
   }
-  if (4 * opened > 3 * count || selected > k || selected + opened < k) return -1;
+  if (opened > most || selected > k || selected + opened < k) return __builtin_nanf("");
   K kept = ~kAbsent<float> - 1;  // only those above have a greater key
   int64_t above = selected;
   if (above < k) {
@@ -284,6 +281,38 @@ int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
     for (int64_t i = 0; i < opened; ++i) scratch.keys[open.places[i]] = open.keys[i];
   }
   Keep(scratch, candidates, kept, above, k - above);
+  return selected < k ? ScoreOf<float>(kept) : low;
+}
+
+// What scores off by at most `off` say less than about the k-th greatest of them: others that are
+// this much less may be among the k greatest, and those that are this much greater are.
+inline float Reach(float off, float kth) {
+  return 2 * off + 0x1p-20f * (__builtin_fabsf(kth) + off);
+}
+
+// SelectRow of scores that are off by at most `off`; `score` as for KeepBetween. -1 if too many
+// would be computed, or if `off` cannot be right.
+template <typename Score>
+int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
+                      RowScratch<float>& scratch, const OpenColumns& open, int32_t* indices,
+                      Score&& score) {
+  using K = Key<float>;
+  if (k <= 0 || count <= 0) return 0;
+  if (count <= k) {  // all are finite
+    for (int64_t i = 0; i < count; ++i) indices[i] = int32_t(i);
+    return int32_t(count);
+  }
+  scratch.margin = 2 * off;
+  int64_t candidates = CandidatesWithKeys(scores, count, k, 0, scratch);
+  // The k-th greatest score is within `off` of the k-th greatest of these.
+  const K rank = KeyOfRank(scratch.keys, candidates, k, int64_t(0));
+  const float kth = ScoreOf<float>(rank);
+  if (scratch.reached > -__builtin_inff()) scratch.TryNext(kth, candidates, k);
+  const float reach = Reach(off, kth);
+  const float low = kth - reach, high = kth + reach;
+  if (low < scratch.reached) candidates = Candidates(scores, count, 0, low, scratch);
+  const float last = KeepBetween(candidates, k, low, high, 3 * count / 4, scratch, open, score);
+  if (__builtin_isnan(last)) return -1;
   __builtin_memcpy(indices, scratch.columns, size_t(k) * sizeof(int32_t));
   return int32_t(k);
 }
