@@ -39,8 +39,7 @@ namespace {
 // integers (AVX512-VNNI) and BMI2, as all have that have the former.
 bool HasPairDots() {
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) ||
-      !(c >> 11 & b >> 8 & 1)) {
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c >> 11 & b >> 8 & 1)) {
     return false;
   }
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);

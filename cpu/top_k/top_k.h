@@ -72,9 +72,9 @@ constexpr int64_t RoundedPanelBytes(int64_t depth) {
   return 4 * kPanelColumns * (RoundedWords(depth) + 1);
 }
 
-// A sample, the first of each kColumnsOfSample columns, has panels of bytes of its own: these first,
-// then those of the other columns. A panel has words of four integers [ByteWords, kPanelColumns] and
-// a float for each column.
+// A sample, the first of each kColumnsOfSample columns, has panels of bytes of its own: these
+// first, then those of the other columns. A panel has words of four integers [ByteWords,
+// kPanelColumns] and a float for each column.
 constexpr int64_t kColumnsOfSample = 4;
 constexpr int64_t ByteWords(int64_t depth) { return (depth + 15) / 16 * 4; }
 constexpr int64_t BytePanelBytes(int64_t depth) {

@@ -234,8 +234,8 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
       if (bytes_too) {
         args.byte_panels = args.panels + first;
         args.rounded_keys = reinterpret_cast<int32_t*>(keys);
-        args.scales = reinterpret_cast<float*>(args.rounded_keys +
-                                               batch * columns * RoundedWords(depth));
+        args.scales =
+            reinterpret_cast<float*>(args.rounded_keys + batch * columns * RoundedWords(depth));
       }
       args.bounds = reinterpret_cast<float*>(keys + of_keys);
     }

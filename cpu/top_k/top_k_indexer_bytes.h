@@ -1,7 +1,7 @@
 // Scores of an indexer from q and keys rounded to bytes, four products to a lane: twice as many as
-// of 16 bits (top_k_indexer_rounded.h). What rounding may have taken from a score is added to it, so
-// none is less than without rounding. A sample of the columns gives each row a threshold, and only
-// what reaches it is kept, of the other columns while it is in a register.
+// of 16 bits (top_k_indexer_rounded.h). What rounding may have taken from a score is added to it,
+// so none is less than without rounding. A sample of the columns gives each row a threshold, and
+// only what reaches it is kept, of the other columns while it is in a register.
 #pragma once
 
 #include "cpu/top_k/top_k_indexer_rounded.h"
@@ -55,7 +55,7 @@ struct BytePairs {
 
   static int64_t Parts(int64_t heads) { return (heads + kTogether - 1) / kTogether; }
 
-  static Ints Add(Ints sum, Ints keys, [[maybe_unused]] Ints values) {
+  static Ints Add(Ints sum, [[maybe_unused]] Ints keys, [[maybe_unused]] Ints values) {
 #if defined(__AVX512VNNI__)
     return BitCast<Ints>(_mm512_dpbusd_epi32(BitCast<__m512i>(sum), BitCast<__m512i>(keys),
                                              BitCast<__m512i>(values)));
@@ -115,8 +115,8 @@ struct BytePairs {
   }
 
   // To scores [rows, stride].
-  [[gnu::noinline]] void Write(int64_t rows, const char* panel, const int32_t* start,
-                               float* scores, int64_t stride) const {
+  [[gnu::noinline]] void Write(int64_t rows, const char* panel, const int32_t* start, float* scores,
+                               int64_t stride) const {
     for (int64_t r = 0; r < rows; ++r, scores += stride) {
       Floats x[kVectors];
       Score(r, panel, start, 0, x);
@@ -264,8 +264,8 @@ inline void AddOff(const float* weights, const FewVectors& values, const FewVect
   row.raised += greatest(positive), row.off += greatest(all);
 }
 
-// q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a score
-// of theirs may be greater by: without rounding it has, times the factor of the key,
+// q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a
+// score of theirs may be greater by: without rounding it has, times the factor of the key,
 //   (sum_h t_h w_h (q_h - q'_h)) . k + (sum_h t_h w_h q'_h) . (k - k')
 // more, where t_h in [0, 1] is how much of the difference max(., 0) lets through; at most what some
 // of the heads add together, of four at a time. Where a score is kept or not as it is computed,
@@ -288,20 +288,26 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
   int64_t i = 0;
   for (int64_t r = 0; r < at.rows; ++r) {
     RowSurvivors& row = own.rows[r];
-    row = {own.columns + r * own.columns_stride, 0, at.Limit(args.top_k, r),
-           __builtin_inff(), 0, 0, 0, 0};
+    row = {own.columns + r * own.columns_stride,
+           0,
+           at.Limit(args.top_k, r),
+           __builtin_inff(),
+           0,
+           0,
+           0,
+           0};
     RowBound bound;
     for (int64_t h = 0; h < heads; ++h, ++i) {
       const int64_t place = i % kTogether;
       int32_t* out = own.q + (i - place) * words + place;
       float *value = values.x[place], *off = offs.x[place], lower = 0;
-      Vector<float, 16> sums = {};
+      Vector<float, 16> total = {};
       const auto write = [&](int64_t w, uint32_t word) { out[w * kTogether] = int32_t(word); };
       if (h < args.heads) {
         const RoundedVector found = RoundVector<int8_t>(
             from, args.depth, kGreatestByte, write, [&](int64_t d, const auto& x, const auto& y) {
               Store<float, 16>(value + d, x), Store<float, 16>(off + d, y);
-              sums += x;
+              total += x;
             });
         const float weight = LoadScalar(from_weights);
         own.weights[i] = weight * found.scale;
@@ -330,7 +336,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
           own.rounded_q[(i - place) * RoundedWords(args.depth) + w * kTogether + place] = 0;
         }
       }
-      own.start[i] = -128 * int32_t(FoldLanes<1, float, 16>(sums)[0]);
+      own.start[i] = -128 * int32_t(FoldLanes<1, float, 16>(total)[0]);
       own.lower[i] = own.start[i] - int32_t(lower);
       if (place + 1 == kTogether) {
         values.Multiply(padded), offs.Multiply(padded);

@@ -278,8 +278,8 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectScored(args.top_k, at, scratch.scores, scratch.selection);
 }
 
-// The scores of the keys of some columns in 16 bits, by kTogether heads at a time. Up to a multiple of
-// 16 of them are written, and columns behind the last one are that one.
+// The scores of the keys of some columns in 16 bits, by kTogether heads at a time. Up to a multiple
+// of 16 of them are written, and columns behind the last one are that one.
 template <int kTogether>
 void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, int64_t count,
                   const int32_t* q, const float* weights, int64_t heads, float* out) {
@@ -287,8 +287,8 @@ void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, 
   using Ints = Vector<int32_t, N>;
   using Floats = Vector<float, N>;
   const int64_t words = RoundedWords(args.depth);
-  const auto* keys = reinterpret_cast<const float*>(args.rounded_keys) +
-                     batch * args.top_k.columns * words;
+  const auto* keys =
+      reinterpret_cast<const float*>(args.rounded_keys) + batch * args.top_k.columns * words;
   const float* scales = args.scales + batch * args.top_k.columns;
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
   for (int64_t i = 0; i < count; i += N) {
@@ -311,8 +311,8 @@ void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, 
         for (int j = 0; j < 4; ++j) {
 #pragma GCC unroll 8
           for (int h = 0; h < kTogether; ++h) {
-            sums[h] = RoundedProducts::Add(sums[h], BitCast<Ints>(x[j]),
-                                           own[j * kTogether + h] - Ints{});
+            sums[h] =
+                RoundedProducts::Add(sums[h], BitCast<Ints>(x[j]), own[j * kTogether + h] - Ints{});
           }
         }
       }
@@ -379,7 +379,8 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
   const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
   const auto key = [&](int64_t i) { return keys + columns[i] * args.depth; };
   for (int64_t i = 0; i < count && i < 2 * N; ++i) {
-    for (int64_t d = 0; d < args.depth; d += int64_t(64 / sizeof(T))) __builtin_prefetch(key(i) + d);
+    for (int64_t d = 0; d < args.depth; d += int64_t(64 / sizeof(T)))
+      __builtin_prefetch(key(i) + d);
   }
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
@@ -445,8 +446,8 @@ void SelectWideRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectPlainRows<T>(args, IndexerRows(args, at.batch, at.begin + done, at.rows - done));
 }
 
-// The k greatest of a row's survivors, by 16 bits and of what these leave open in floats. False where
-// others may be among them.
+// The k greatest of a row's survivors, by 16 bits and of what these leave open in floats. False
+// where others may be among them.
 template <typename T>
 bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t r,
                      ByteScratch& own, int32_t* indices) {

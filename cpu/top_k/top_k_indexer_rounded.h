@@ -238,12 +238,13 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
 }
 
 // Moves the k greatest candidates to the front: those with scores from `high` on are among them,
-// those below `low` are not, and of the others score(columns, count, out) computes the scores without
-// rounding, up to a multiple of a vector of them. Returns a score that the k-th greatest one is not
-// less than; NaN if the others are more than `most`, or if `low` and `high` cannot be right.
+// those below `low` are not, and of the others score(columns, count, out) computes the scores
+// without rounding, up to a multiple of a vector of them. Returns a score that the k-th greatest
+// one is not less than; NaN if the others are more than `most`, or if `low` and `high` cannot be
+// right.
 template <typename Score>
 float KeepBetween(int64_t candidates, int64_t k, float low, float high, int64_t most,
-                 RowScratch<float>& scratch, const OpenColumns& open, Score&& score) {
+                  RowScratch<float>& scratch, const OpenColumns& open, Score&& score) {
   using K = Key<float>;
   constexpr int N = kLanes<float>;
   int64_t opened = 0, selected = 0;
