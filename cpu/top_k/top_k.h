@@ -84,7 +84,7 @@ constexpr int64_t BytePanelBytes(int64_t depth) {
 // keys that are not long (what rounding takes grows), and of many columns for each selected one.
 constexpr int64_t kColumnsOfBytes = 8, kMostByteDepth = 64;
 constexpr bool ScoresBytes(int64_t columns, int64_t k, int64_t heads, int64_t depth) {
-  const int64_t whole = heads <= 4 ? 4 : (heads + 7) / 8 * 8;
+  const int64_t whole = (heads + 3) / 4 * 4;
   return 3 * whole <= 4 * heads && depth <= kMostByteDepth && k > 0 &&
          columns > kColumnsOfBytes * k;
 }

@@ -424,6 +424,8 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         ("keys off one way", "float32", 4, 32),
         ("keys off two ways", "float32", 4, 32),
         ("only keys off", "float32", 4, 32),
+        ("keys off, heads apart", "float32", 4, 32),
+        ("others are raised", "float32", 4, 32),
         ("only q off", "float32", 4, 32),
         ("other columns in the sample", "float32", 4, 32),
     ],
@@ -454,8 +456,13 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
         keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
         keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
         keys[:, 0] = 126.5 * 64
-    elif kind == "only keys off":  # some are greater, and less in bytes, than exact ones
+    elif kind == "others are raised":  # 20 exact columns; of others the greater are less in bytes
         weights[:], q[:], q[..., 0], keys[:], keys[:, 0] = 1, 252, 253, 0, 126.5 * 64
+        keys[:320:16, 1:], keys[:320:16, 1:13] = 32 * 64, 33 * 64
+        keys[1::100, 1:], keys[3::100, 1:9], keys[3::100, 9:] = 32 * 64 - 31, 31 * 64 + 31, 2079
+    elif "keys off" in kind:  # some are greater, and less in bytes, than exact ones
+        weights[:], q[:], q[..., 0], keys[:], keys[:, 0] = 1, 252, 253, 0, 126.5 * 64
+        q[:, 1::2] *= -1 if "apart" in kind else 1
         keys[:480:8, 1:] = 32 * 64
         keys[1::200, 1:31], keys[1::200, 31] = 32 * 64 + 31, 31 * 64 + 31
     elif kind == "only q off":  # half of its features lose, half of them gain
