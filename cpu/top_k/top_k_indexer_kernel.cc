@@ -292,8 +292,8 @@ void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, 
   const float* scales = args.scales + batch * args.top_k.columns;
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
   for (int64_t i = 0; i < count; i += N) {
-    if (i + 3 * N < count) {
-      for (int j = 0; j < N; ++j) __builtin_prefetch(keys + columns[i + 2 * N + j] * words);
+    for (int64_t j = i + 2 * N; j < i + 3 * N && j < count; ++j) {
+      for (int64_t d = 0; d < words; d += 16) __builtin_prefetch(keys + columns[j] * words + d);
     }
     const float* rows[N];
     Floats factors, total = {};
@@ -378,16 +378,21 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
   const int64_t whole = (args.heads + kTogether - 1) / kTogether * kTogether;
   const T* keys = static_cast<const T*>(args.keys) + at.batch * args.top_k.columns * args.depth;
   const auto key = [&](int64_t i) { return keys + columns[i] * args.depth; };
-  for (int64_t i = 0; i < count && i < 2 * N; ++i) {
-    for (int64_t d = 0; d < args.depth; d += int64_t(64 / sizeof(T)))
-      __builtin_prefetch(key(i) + d);
-  }
+  const auto prefetch = [&](int64_t from) {
+    for (int64_t i = from; i < from + N && i < count; ++i) {
+      const char* bytes = reinterpret_cast<const char*>(key(i));
+      for (int64_t b = 0; b < args.depth * int64_t(sizeof(T)); b += 64)
+        __builtin_prefetch(bytes + b);
+    }
+  };
+  prefetch(0), prefetch(N);
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
   if constexpr (N == 16) {
     if (args.depth % (4 * kPartsOfWord<T>) == 0) {
       for (int64_t i = 0; i < count; i += N) {
+        prefetch(i + 2 * N);
         const auto own = [&](int j) { return key(i + j); };
         Store<float, N>(out + i, ScoreRowMajor<T, kTogether>(own, args.depth, q, weights, whole));
       }
