@@ -53,7 +53,7 @@ int64_t PieceEntries(int64_t entries, int64_t chunk, size_t piece_bytes) {
 
 RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, int64_t piece) {
   RowPartition out;
-  out.tasks.reserve(size_t((offsets[m] + m) / chunk + 1));  // or half as many again
+  out.tasks.reserve(size_t((offsets[m] + m) / chunk + 1));  // short rows may leave more
   for (int64_t row = 0, rows = 1; row < m;) {
     const int64_t next = RowAtWork(offsets, row, m, offsets[row] + row + chunk, row + rows);
     rows = next - row;

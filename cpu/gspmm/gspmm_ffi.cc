@@ -78,7 +78,8 @@ std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& str
   args.offsets = structure.offsets;
   args.indices = structure.indices;
   args.permutation = structure.permutation;
-  const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
+  const size_t position = args.arg ? sizeof(int32_t) : 0;
+  const size_t piece = size_t(batch) * args.n * (AccumulatorBytes(args.dtype) + position);
   static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch, piece);
   if (args.arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
   args.partial_arg = call->partial_arg.get();

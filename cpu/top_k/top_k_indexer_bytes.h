@@ -245,23 +245,21 @@ struct FewVectors {
 };
 
 // Adds what rounding may take from a score by some heads, of which these are the weights, q' and
-// q - q'.
+// q - q': by those with a positive weight to `raised`, by all to `off`.
 inline void AddOff(const float* weights, const FewVectors& values, const FewVectors& offs,
                    const KeyBounds& units, RowSurvivors& row) {
   constexpr int kCount = FewVectors::kCount;
-  float largest = 0x1p-100f, all[kCount], positive[kCount];
-  for (int i = 0; i < kCount; ++i) {
-    const float size = __builtin_fabsf(weights[i]);
-    largest = size > largest ? size : largest;
-  }
-  for (int i = 0; i < kCount; ++i) {
-    all[i] = weights[i] / largest;
-    positive[i] = all[i] > 0 ? all[i] : 0;
-  }
-  const auto greatest = [&](const float* own) {
+  const auto greatest = [&](float least_weight) {
+    float own[kCount], largest = 0x1p-100f;
+    for (int i = 0; i < kCount; ++i) {
+      own[i] = weights[i] > least_weight ? weights[i] : 0;
+      const float size = __builtin_fabsf(own[i]);
+      largest = size > largest ? size : largest;
+    }
+    for (float& weight : own) weight /= largest;  // of these: else their squares may be 0
     return largest * (offs.GreatestSum(own) * units.norm + values.GreatestSum(own) * units.off);
   };
-  row.raised += greatest(positive), row.off += greatest(all);
+  row.raised += greatest(0), row.off += greatest(-__builtin_inff());
 }
 
 // q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a
@@ -269,7 +267,8 @@ inline void AddOff(const float* weights, const FewVectors& values, const FewVect
 //   (sum_h t_h w_h (q_h - q'_h)) . k + (sum_h t_h w_h q'_h) . (k - k')
 // more, where t_h in [0, 1] is how much of the difference max(., 0) lets through; at most what some
 // of the heads add together, of four at a time. Where a score is kept or not as it is computed,
-// products of heads with a negative weight begin lower instead: mostly nothing is left of them.
+// `raised` is this by heads with a positive weight. Products of the others begin lower by all that
+// they may be off by instead, so that mostly nothing is left of them.
 template <typename T>
 void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const ByteScratch& own) {
   constexpr int64_t kTogether = BytePairs::kTogether;

@@ -23,11 +23,12 @@ def described(arrays):
     return [(x.ctypes.data, TYPES[x.dtype.name], list(x.shape)) for x in arrays]
 
 
-def taken(target, operands, result, **attributes):
-    result[:] = 7  # its pages are there
+def taken(target, operands, *results, **attributes):
+    for result in results:
+        result[:] = 7  # its pages are there
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    arrays, results = described(operands), described([result])
-    native._test_call(native.targets()[target], arrays, results, attributes, native.isa(), 1)
+    arrays, to = described(operands), described(results)
+    native._test_call(native.targets()[target], arrays, to, attributes, native.isa(), 1)
     return UNIT * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -51,6 +52,17 @@ y = y.astype(np.float32)
 attributes = dict(tile_columns=0, chunk_nonzeros=1, pack=False)
 more = taken("sgap_spmm_csr_v1", (values, offsets, indices, indices[:0], x), y, **attributes)
 assert (y == nnz).all()
+assert more <= (1 << 28) + (1 << 24), more
+""",
+    "extrema of a row in pieces of one entry, with their positions": """
+nnz, n = 3000, 1 << 15
+offsets, indices = np.int32([0, nnz]), np.zeros(nnz, np.int32)
+values, x = np.ones((1, nnz), np.float32), np.ones((1, 1, n), np.float32)
+y, positions = np.empty((1, 1, n), np.float32), np.empty((1, 1, n), np.int32)
+attributes = dict(add=False, minimum=False, chunk_nonzeros=1)
+operands = (values, offsets, indices, indices[:0], x)
+more = taken("sgap_gspmm_csr_v1", operands, y, positions, **attributes)
+assert (y == 1).all() and (positions == 0).all()
 assert more <= (1 << 28) + (1 << 24), more
 """,
 }

@@ -425,6 +425,7 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         ("keys off two ways", "float32", 4, 32),
         ("only keys off", "float32", 4, 32),
         ("keys off, heads apart", "float32", 4, 32),
+        ("keys off, a heavy head without products", "float32", 4, 32),
         ("others are raised", "float32", 4, 32),
         ("only q off", "float32", 4, 32),
         ("other columns in the sample", "float32", 4, 32),
@@ -463,6 +464,9 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
     elif "keys off" in kind:  # some are greater, and less in bytes, than exact ones
         weights[:], q[:], q[..., 0], keys[:], keys[:, 0] = 1, 252, 253, 0, 126.5 * 64
         q[:, 1::2] *= -1 if "apart" in kind else 1
+        if "heavy" in kind:  # 2^100 times the others: their squares beside it are 0
+            weights, q[:, 0], weights[:, 0] = weights * 2.0**-60, -1, -(2.0**40)
+            keys[:, 0], keys[np.r_[:480:8, 1:2100:200], 0] = 0, 126.5 * 64
         keys[:480:8, 1:] = 32 * 64
         keys[1::200, 1:31], keys[1::200, 31] = 32 * 64 + 31, 31 * 64 + 31
     elif kind == "only q off":  # half of its features lose, half of them gain
