@@ -416,7 +416,8 @@ class SparseArray(Operators):
         """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix;
         ValueError for another."""
         reverse = tuple(range(self.ndim))[::-1]
-        if axes is not None and tuple(axes) not in (reverse, tuple(range(-1, -self.ndim - 1, -1))):
+        given = reverse if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+        if tuple(i + self.ndim if i in range(-self.ndim, 0) else i for i in given) != reverse:
             raise ValueError(
                 f"SparseArray.transpose: axes: expected None or {reverse}, got {axes!r}"
             )

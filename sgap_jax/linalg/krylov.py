@@ -134,16 +134,20 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
     precondition = None if M is None else partial(product, M)
 
     def solve(x0: Any, matvec: Any, b: jax.Array) -> jax.Array:
-        # JAX's solvers square norms, which of small and large b leave the range of the dtype.
-        scale = _power_of_two(b)
+        # JAX's solvers square norms, which of small and large vectors leave the range of the dtype.
+        # What is linear in b is scaled with it: x0, whose residual they square, and atol.
+        scale = _power_of_two(b if x0 is None else jnp.concatenate([b, matvec(x0)]))
         own = options | {"atol": options["atol"] / scale.real}
         x0 = None if x0 is None else x0 / scale
         return scale * solver(matvec, b / scale, x0, M=precondition, **own)[0]
 
     def of_vector(b: jax.Array, x0: Any) -> jax.Array:
-        own = partial(solve, x0)
-        hermitian = op == "cg" and not jnp.iscomplexobj(b)
-        return jax.lax.custom_linear_solve(partial(product, A), b, own, own, symmetric=hermitian)
+        x0 = None if x0 is None else jax.lax.stop_gradient(x0)
+        own, of_cotangent = partial(solve, x0), partial(solve, None)  # which x0 is not near to
+        symmetric = op == "cg" and not jnp.iscomplexobj(b)
+        return jax.lax.custom_linear_solve(
+            partial(product, A), b, own, of_cotangent, symmetric=symmetric
+        )
 
     each = of_vector
     if b.ndim == 2:
@@ -155,12 +159,12 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
 def _info(A: Any, b: jax.Array, x: jax.Array, options: dict[str, Any]) -> jax.Array:
     """[], int32: 0 where every column has converged, else the number of allowed iterations."""
     b, x = jax.lax.stop_gradient((b, x))
-    scale = _power_of_two(b)
-    b, x, atol = b / scale[None], x / scale[None], options["atol"] / scale.real
     if isinstance(A, SparseArray):
         A = jax.lax.stop_gradient(A)
     own = partial(product, A)
     left = b - (own(x) if b.ndim == 1 else jax.vmap(own, in_axes=1, out_axes=1)(x))
+    scale = _power_of_two(jnp.concatenate([b, left]))
+    b, left, atol = b / scale[None], left / scale[None], options["atol"] / scale.real
     enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), atol)
     converged = jnp.all(jnp.linalg.norm(left, axis=0) <= 2 * enough)  # not of NaN
     allowed = 10 * b.shape[0] if options["maxiter"] is None else options["maxiter"]

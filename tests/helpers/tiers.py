@@ -83,8 +83,9 @@ class Timing:
     hardly change. Each worker measures its tests; the controller sees the reports of all.
 
     Times are as on the machine of the file, and so are budgets: a quicker machine puts no more
-    tests into a tier. What was measured is divided by its median ratio to what the file has. What
-    the file lists stays there, since other variants may run in another tier.
+    tests into a tier. What was measured is divided by its median ratio to what the file has, which
+    is the machine's where many functions ran whose tests are as before. What the file lists stays
+    there, since other variants may run in another tier.
     """
 
     def __init__(self) -> None:

@@ -67,6 +67,30 @@ def test_right_sides_whose_squared_norm_leaves_the_range(name):
 
 
 @pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
+def test_a_start(name):
+    """x0 far from the size of b or of a cotangent, and no derivative of its own."""
+    a = SOLVERS[name].astype(np.float32)
+    A, small, start = of(a), np.float32(1e-30) * np.float32(b), np.ones(N, np.float32)
+    solve = partial(getattr(linalg, name), A, maxiter=200)
+
+    @jax.jit
+    def found(b, x0):
+        def tiny(*args):
+            return 1e-20 * solve(*args, tol=1e-5)[0].sum()
+
+        gradients = [jax.grad(tiny, i)(b, x0) for i in (0, 1)]  # of one alone
+        return solve(1e25 * b, 1e25 * x0), solve(1e-30 * b, x0, atol=1e-4), gradients
+
+    (x, info), (near, near_info), (d_b, d_x0) = found(np.float32(b), start)
+    want = np.linalg.solve(a, np.float32(b))
+    np.testing.assert_allclose(x / 1e25, want, atol=2e-4 * abs(want).max())
+    assert info == near_info == 0 and np.linalg.norm(a @ near - small) <= 2e-4
+    adjoint = np.linalg.solve(a.T, np.ones(N))
+    np.testing.assert_allclose(d_b * 1e20, adjoint, atol=2e-4 * abs(adjoint).max())
+    np.testing.assert_array_equal(d_x0, 0)
+
+
+@pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
 def test_info(name):
     """As SciPy's: 0 where it has converged, else the iterations that were allowed."""
     solve, a = partial(getattr(linalg, name), maxiter=1), SOLVERS[name]
