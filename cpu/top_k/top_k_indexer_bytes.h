@@ -364,7 +364,7 @@ inline float ByteThreshold(const float* sample, const char* panels, int64_t dept
   constexpr double kOthers = 1 - 1. / kColumnsOfSample;
   const double rank = expected + 3 * __builtin_sqrt(kOthers * expected) + 2;
   if (rank > 0.5 * double(size)) return none;
-  // The greatest of each lane of some vectors say it too, where few of them have two of these.
+  // The greatest of each lane of some vectors say it too: few lanes have two that are so great.
   constexpr int kTogether = 16, kMostLanes = 2 * kTogether * N;
   const float* scores = sample;
   alignas(kVectorBytes) float greatest[kMostLanes];
