@@ -39,10 +39,9 @@ namespace {
 // integers (AVX512-VNNI) and BMI2, as all have that have the former.
 bool HasPairDots() {
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c >> 11 & b >> 8 & 1)) {
-    return false;
-  }
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const bool integers = c >> 11 & 1, bmi2 = b >> 8 & 1;
+  return integers && bmi2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
 // Whether this process may use matrix tiles. Linux saves their state for a process only from when

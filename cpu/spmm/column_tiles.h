@@ -38,7 +38,7 @@ struct TileTask {
 };
 
 // Takes a slab for the task, with its tile, if one is free. bfloat16 waits for one where products
-// are of pairs: those have other last bits, and are of tiles that are not packed.
+// are of pairs: without a packed tile these have other last bits.
 template <typename T>
 TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
   TileTask begun;

@@ -38,7 +38,8 @@ struct RowSurvivors {
   float least;
   float rounded_off;  // what a score of 16 bits may be off by
   float small;        // what one of bytes may be less than without rounding nevertheless
-  // What it may be greater by, without the factor of a key: what is added, and all.
+  // What one without rounding may be greater by, without the factor of a key: by heads with a
+  // positive weight, which is added, and by all heads.
   float raised, off;
 };
 
