@@ -9,7 +9,7 @@ set(SGAP_ISA_FLAGS_avx512
 # These have the kernels of SGAP_ISA_BASE, but for those of matrix tiles (cpu/simd/tiles.h), of bfloat16 in pairs
 # (cpu/simd/pairs.h) and of integers (cpu/top_k/top_k_indexer_rounded.h); the latter two are those of SGAP_ISA_PAIRS.
 # The assembler knows AMX; the compiler need not.
-set(SGAP_ISA_FLAGS_avx512_bf16 ${SGAP_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni -mbmi2)
+set(SGAP_ISA_FLAGS_avx512_bf16 ${SGAP_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi2 -mbmi2)
 set(SGAP_ISA_FLAGS_amx ${SGAP_ISA_FLAGS_avx512_bf16} -DSGAP_AMX=1)
 set(SGAP_ISA_BASE avx512)
 set(SGAP_ISA_PAIRS avx512_bf16)

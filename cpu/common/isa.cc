@@ -36,12 +36,12 @@ namespace {
 #if SGAP_SEVERAL_ISAS
 
 // Whether the processor has dot products of bfloat16 pairs in vectors (AVX512-BF16), and of
-// integers (AVX512-VNNI) and BMI2, as all have that have the former.
+// integers (AVX512-VNNI), BMI2 and AVX512-VBMI2, as all have that have the former but Cooper Lake.
 bool HasPairDots() {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const bool integers = c >> 11 & 1, bmi2 = b >> 8 & 1;
-  return integers && bmi2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+  const bool integers = c >> 11 & 1, packs = (b >> 8 & 1) && (c >> 6 & 1);
+  return integers && packs && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
 // Whether this process may use matrix tiles. Linux saves their state for a process only from when

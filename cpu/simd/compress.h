@@ -18,6 +18,17 @@ inline __m512i CompressLanes(uint32_t mask, __m512i x) {
   return _mm512_mask_compress_epi64(zeros, __mmask8(mask), x);
 }
 
+#if defined(__AVX512VBMI2__)
+// 0 to 63, of which PackBits takes some.
+struct ByteNumbers {
+  alignas(64) unsigned char of[64];
+  constexpr ByteNumbers() : of() {
+    for (int i = 0; i < 64; ++i) of[i] = static_cast<unsigned char>(i);
+  }
+};
+constexpr ByteNumbers kByteNumbers;
+#endif
+
 template <typename T>
 inline void StoreFirst(T* target, __m512i x, int count) {
   const uint32_t mask = (1u << count) - 1;
@@ -58,6 +69,28 @@ inline void PackLanes(uint32_t mask, Vector<T, N> x, T* target) {
   }
 #endif
   for (int count = 0; mask != 0; mask &= mask - 1, ++count) target[count] = x[__builtin_ctz(mask)];
+}
+
+// Writes the numbers of a mask's bits, counted from `first`, in order; up to 64 may be written.
+// Seldom more than 16 are set. Returns how many are.
+inline int PackBits(uint64_t mask, int32_t first, int32_t* target) {
+  const int count = __builtin_popcountll(mask);
+#if defined(__AVX512VBMI2__)
+  const __m512i from = _mm512_set1_epi32(first);
+  __m512i numbers;  // zeros of its own, as for CompressLanes
+  asm volatile("vpxord %0, %0, %0" : "=v"(numbers));
+  numbers = _mm512_mask_compress_epi8(numbers, mask, _mm512_load_si512(kByteNumbers.of));
+  for (int i = 0;;) {
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(numbers));
+    _mm512_storeu_si512(target + i, _mm512_add_epi32(from, lanes));
+    i += 16;
+    if (__builtin_expect(i >= count, 1)) break;
+    numbers = _mm512_shuffle_i32x4(numbers, numbers, 0x39);  // those of the next 16
+  }
+#else
+  for (int i = 0; mask != 0; mask &= mask - 1) target[i++] = first + __builtin_ctzll(mask);
+#endif
+  return count;
 }
 
 // The same of the lanes of x where `tested` is at least `least`. Returns how many they are.

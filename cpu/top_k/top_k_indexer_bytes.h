@@ -18,13 +18,30 @@ inline int64_t PlaceOfBytes(int64_t column, int64_t panels) {
   return SamplePanels(panels) * kPanelColumns + sampled * (kColumnsOfSample - 1) + which - 1;
 }
 
+// What a key's elements are taken to be at most, so that few keys have much longer integers than
+// others: a row's bound is by the longest. The norm of most keys of normal numbers is about
+// 0.72 + 0.3 sqrt(depth) times their greatest element.
+template <typename T>
+float GreatestOfByteKey(const T* key, int64_t depth, float greatest) {
+  constexpr int N = 16;
+  const float inverse = 1 / greatest;
+  Vector<float, N> squares = {};
+  for (int64_t d = 0; d < depth; d += N) {
+    const auto part = LoadPart(key, depth, d) * inverse;
+    squares += part * part;
+  }
+  const float norm = __builtin_sqrtf(FoldLanes<1, float, N>(squares)[0]);
+  const float longer = norm / (0.72f + 0.3f * __builtin_sqrtf(float(depth)));
+  return longer > 1 ? greatest * longer : greatest;
+}
+
 // Writes a key to column j of a panel of bytes, each of them plus 128. Its norms are those of the
 // integers.
 template <typename T>
-RoundedVector PackBytes(const T* key, int64_t depth, int64_t j, char* panel) {
+RoundedVector PackBytes(const T* key, int64_t depth, float greatest, int64_t j, char* panel) {
   auto* out = reinterpret_cast<uint32_t*>(panel) + j;
   RoundedVector found = RoundVector<int8_t>(
-      key, depth, kGreatestByte,
+      key, depth, GreatestOfByteKey(key, depth, greatest), kGreatestByte,
       [&](int64_t i, uint32_t word) { out[i * kPanelColumns] = word ^ kByteOffsets; });
   reinterpret_cast<float*>(panel)[ByteWords(depth) * kPanelColumns + j] = found.scale;
   found.norm /= found.scale, found.off /= found.scale;
@@ -131,7 +148,6 @@ struct BytePairs {
   [[gnu::noinline]] void Collect(int64_t rows, const char* panel, const int32_t* start,
                                  const float* sample_factors, const float* sample, int64_t stride,
                                  int64_t first, RowSurvivors* row) const {
-    const Ints lanes = LaneNumbers<int32_t, N>() + int32_t(first);
     const auto factors = Load<float, N>(sample_factors);
     for (int64_t r = 0; r < rows; ++r, ++row, sample += stride) {
       Floats x[kVectors];
@@ -145,14 +161,7 @@ struct BytePairs {
       uint64_t mask = Interleaved(LanesFrom<float, N>(sampled, row->least), others);
       const int64_t left = row->limit - first;
       if (left < kColumns) mask &= left <= 0 ? 0 : (uint64_t(1) << left) - 1;
-      int32_t* out = row->columns + row->count;
-#pragma GCC unroll 4
-      for (int v = 0; v < kColumns / N; ++v) {
-        const auto own = uint32_t(mask >> (v * N)) & 0xffff;
-        PackLanes<int32_t, N>(own, lanes + v * N, out);
-        out += __builtin_popcount(own);
-      }
-      row->count = out - row->columns;
+      row->count += PackBits(mask, int32_t(first), row->columns + row->count);
     }
   }
 
@@ -304,16 +313,18 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
       Vector<float, 16> total = {};
       const auto write = [&](int64_t w, uint32_t word) { out[w * kTogether] = int32_t(word); };
       if (h < args.heads) {
-        const RoundedVector found = RoundVector<int8_t>(
-            from, args.depth, kGreatestByte, write, [&](int64_t d, const auto& x, const auto& y) {
-              Store<float, 16>(value + d, x), Store<float, 16>(off + d, y);
-              total += x;
-            });
+        const float greatest = GreatestMagnitude(from, args.depth);
+        const RoundedVector found =
+            RoundVector<int8_t>(from, args.depth, greatest, kGreatestByte, write,
+                                [&](int64_t d, const auto& x, const auto& y) {
+                                  Store<float, 16>(value + d, x), Store<float, 16>(off + d, y);
+                                  total += x;
+                                });
         const float weight = LoadScalar(from_weights);
         own.weights[i] = weight * found.scale;
         int32_t* rounded = own.rounded_q + (i - place) * RoundedWords(args.depth) + place;
         const RoundedVector in_words = RoundVector<int16_t>(
-            from, args.depth, most,
+            from, args.depth, greatest, most,
             [&](int64_t w, uint32_t word) { rounded[w * kTogether] = int32_t(word); });
         own.rounded_weights[i] = weight * in_words.scale;
         bound.Add(weight, in_words, keys);

@@ -4,74 +4,10 @@
 #include "cpu/top_k/top_k_indexer.h"
 #include "cpu/top_k/top_k_indexer_bytes.h"
 #include "cpu/top_k/top_k_indexer_rounded.h"
+#include "cpu/top_k/top_k_indexer_transpose.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
-
-// [lane / 2 of a, the same of b] and so on, from the lower or the upper half of each.
-template <int kHalf, typename V, int... i>
-inline V Alternate(V a, V b, std::integer_sequence<int, i...>) {
-  constexpr int n = sizeof...(i);
-  return Shuffle<(kHalf * n / 2 + i / 2 + i % 2 * n)...>(a, b);
-}
-
-// Vector i to the lanes i of all, by halves of what is left to exchange.
-template <int N, typename V>
-inline void Transpose(V* x) {
-  constexpr auto kAll = std::make_integer_sequence<int, N>();
-#pragma GCC unroll 4
-  for (int round = 1; round < N; round *= 2) {
-    V y[N];
-#pragma GCC unroll 8
-    for (int i = 0; i < N / 2; ++i) {
-      y[2 * i] = Alternate<0>(x[i], x[i + N / 2], kAll);
-      y[2 * i + 1] = Alternate<1>(x[i], x[i + N / 2], kAll);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) x[i] = y[i];
-  }
-}
-
-// Four elements from each of four places.
-inline Vector<float, 16> LoadFours(const float* a, const float* b, const float* c, const float* d) {
-#if defined(__AVX512F__)
-  const auto two = [](const float* x, const float* y) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(y), 1);
-  };
-  const __m512 low = _mm512_castps256_ps512(two(a, b));
-  return BitCast<Vector<float, 16>>(_mm512_insertf32x8(low, two(c, d), 1));
-#else
-  Vector<float, 16> x;
-  const float* from[] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&x) + 16 * i, from[i], 16);
-  return x;
-#endif
-}
-
-// [a, b] or [c, d] of each four lanes of x = [a, b, c, d] and of y, kTogether lanes at a time.
-template <int kHalf, int kTogether, int... i>
-inline Vector<float, 16> MergeFours(Vector<float, 16> x, Vector<float, 16> y,
-                                    std::integer_sequence<int, i...>) {
-  return Shuffle<(i / kTogether % 2 * 16 + i / 4 * 4 + 2 * kHalf + i % 4 / (2 * kTogether) +
-                  i % kTogether)...>(x, y);
-}
-
-// Features d to d + 3 of the keys key(0) to key(15).
-template <typename KeyOf>
-inline void TransposeFours(KeyOf&& key, int64_t d, Vector<float, 16>* out) {
-  constexpr auto kAll = std::make_integer_sequence<int, 16>();
-  Vector<float, 16> x[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    x[i] = LoadFours(key(i) + d, key(4 + i) + d, key(8 + i) + d, key(12 + i) + d);
-  }
-  const auto low = MergeFours<0, 1>(x[0], x[1], kAll), high = MergeFours<1, 1>(x[0], x[1], kAll);
-  const auto others = MergeFours<0, 1>(x[2], x[3], kAll);
-  const auto high_others = MergeFours<1, 1>(x[2], x[3], kAll);
-  out[0] = MergeFours<0, 2>(low, others, kAll), out[1] = MergeFours<1, 2>(low, others, kAll);
-  out[2] = MergeFours<0, 2>(high, high_others, kAll);
-  out[3] = MergeFours<1, 2>(high, high_others, kAll);
-}
 
 inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -117,13 +53,15 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
       greatest[1] = found.off > greatest[1] ? found.off : greatest[1];
     };
     const float most = GreatestInteger(args.depth);
+    float greatest[kPanelColumns];
     for (int64_t j = 0; j < kPanelColumns; ++j) {
       const T* own = first + j < columns ? keys + (first + j) * args.depth : nullptr;
       int32_t* row = nullptr;
       if (own && args.byte_panels) {
         row = args.rounded_keys + (batch * columns + first + j) * RoundedWords(args.depth);
       }
-      const RoundedVector found = PackRounded(own, args.depth, most, j, rounded, row);
+      greatest[j] = own ? GreatestMagnitude(own, args.depth) : 0;
+      const RoundedVector found = PackRounded(own, args.depth, greatest[j], most, j, rounded, row);
       if (row) args.scales[batch * columns + first + j] = found.scale;
       add(found, bounds);
     }
@@ -133,7 +71,7 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
     for (int64_t j = 0; j < kPanelColumns && first + j < columns; ++j) {
       const T* own = keys + (first + j) * args.depth;
       const int64_t place = PlaceOfBytes(first + j, args.PanelCount());
-      add(PackBytes(own, args.depth, place % kPanelColumns,
+      add(PackBytes(own, args.depth, greatest[j], place % kPanelColumns,
                     bytes + place / kPanelColumns * panel_bytes),
           bounds + 2);
     }
@@ -279,49 +217,56 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
 }
 
 // The scores of the keys of some columns in 16 bits, by kTogether heads at a time. Up to a multiple
-// of 16 of them are written, and columns behind the last one are that one.
+// of 32 of them are written, and columns behind the last one are that one.
 template <int kTogether>
 void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, int64_t count,
                   const int32_t* q, const float* weights, int64_t heads, float* out) {
-  constexpr int N = 16;
+  constexpr int N = 16, kVectors = 2, kSome = kVectors * N;
   using Ints = Vector<int32_t, N>;
   using Floats = Vector<float, N>;
   const int64_t words = RoundedWords(args.depth);
-  const auto* keys =
-      reinterpret_cast<const float*>(args.rounded_keys) + batch * args.top_k.columns * words;
+  const int32_t* keys = args.rounded_keys + batch * args.top_k.columns * words;
   const float* scales = args.scales + batch * args.top_k.columns;
-  for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
-  for (int64_t i = 0; i < count; i += N) {
-    for (int64_t j = i + 2 * N; j < i + 3 * N && j < count; ++j) {
-      for (int64_t d = 0; d < words; d += 16) __builtin_prefetch(keys + columns[j] * words + d);
+  for (int64_t i = count; i % kSome != 0; ++i) columns[i] = columns[count - 1];
+  for (int64_t i = 0; i < count; i += kSome) {
+    if (i + kSome < count) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kSome; ++j) __builtin_prefetch(keys + columns[i + kSome + j] * words);
     }
-    const float* rows[N];
-    Floats factors, total = {};
-    for (int j = 0; j < N; ++j) {
-      rows[j] = KeptPointer(keys + columns[i + j] * words);
-      factors[j] = scales[columns[i + j]];
+    Floats factors[kVectors], total[kVectors] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      for (int j = 0; j < N; ++j) factors[v][j] = scales[columns[i + v * N + j]];
     }
+    const int32_t* own = q;
     for (int64_t first = 0; first < heads; first += kTogether) {
-      const int32_t* own = q + first * words;
-      Ints sums[kTogether] = {};
-      for (int64_t d = 0; d < words; d += 4, own += 4 * kTogether) {
-        Floats x[4];
-        TransposeFours([&](int j) { return rows[j]; }, d, x);
+      Ints sums[kTogether][kVectors] = {};
+      for (int64_t d = 0; d < words; d += 8) {
+        Floats x[kVectors][8];
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
+        for (int v = 0; v < kVectors; ++v) {
+          TransposeEights(KeysOfColumns(keys, columns + i + v * N, words), d, x[v]);
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j, own += kTogether) {
 #pragma GCC unroll 8
           for (int h = 0; h < kTogether; ++h) {
-            sums[h] =
-                RoundedProducts::Add(sums[h], BitCast<Ints>(x[j]), own[j * kTogether + h] - Ints{});
+            const Ints value = Kept(own[h] - Ints{});
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+              sums[h][v] = RoundedProducts::Add(sums[h][v], BitCast<Ints>(x[v][j]), value);
+            }
           }
         }
       }
 #pragma GCC unroll 8
       for (int h = 0; h < kTogether; ++h) {
-        total += RoundedProducts::Positive(sums[h]) * weights[first + h];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          total[v] += RoundedProducts::Positive(sums[h][v]) * weights[first + h];
+        }
       }
     }
-    Store<float, N>(out + i, total * factors);
+    for (int v = 0; v < kVectors; ++v) Store<float, N>(out + i + v * N, total[v] * factors[v]);
   }
 }
 
@@ -339,25 +284,24 @@ inline Vector<float, 16> Widened(Vector<float, 16> words, int part) {
   }
 }
 
-// The scores of the keys key(0) to key(15) as Pairs has them, of so many features of a multiple of
-// 4 * kPartsOfWord<T>.
-template <typename T, int kTogether, typename KeyOf>
-Vector<float, 16> ScoreRowMajor(KeyOf&& key, int64_t depth, const float* q, const float* weights,
-                                int64_t heads) {
+// The scores of the keys of 16 columns as Pairs has them, of so many features of a multiple of
+// 8 * kPartsOfWord<T>.
+template <typename T, int kTogether>
+Vector<float, 16> ScoreRowMajor(const T* keys, const int32_t* columns, int64_t depth,
+                                const float* q, const float* weights, int64_t heads) {
   using V = Vector<float, 16>;
   using Products = PlainProducts<float>;
   constexpr int kParts = kPartsOfWord<T>;
-  const float* rows[16];
-  for (int j = 0; j < 16; ++j) rows[j] = KeptPointer(reinterpret_cast<const float*>(key(j)));
+  const int64_t words = depth / kParts;
   V total = {};
   for (int64_t first = 0; first < heads; first += kTogether) {
     const float* own = q + first * depth;
     V sums[kTogether] = {};
-    for (int64_t word = 0; word < depth / kParts; word += 4) {
-      V x[4];
-      TransposeFours([&](int j) { return rows[j]; }, word, x);
-#pragma GCC unroll 8
-      for (int j = 0; j < 4 * kParts; ++j, own += kTogether) {
+    for (int64_t word = 0; word < words; word += 8) {
+      V x[8];
+      TransposeEights(KeysOfColumns(keys, columns, words), word, x);
+#pragma GCC unroll 16
+      for (int j = 0; j < 8 * kParts; ++j, own += kTogether) {
         const V values = Widened<T>(x[j / kParts], j % kParts);
 #pragma GCC unroll 8
         for (int h = 0; h < kTogether; ++h) sums[h] = Products::Add(sums[h], values, own[h] - V{});
@@ -390,11 +334,11 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
   LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
   if constexpr (N == 16) {
-    if (args.depth % (4 * kPartsOfWord<T>) == 0) {
+    if (args.depth % (8 * kPartsOfWord<T>) == 0) {
       for (int64_t i = 0; i < count; i += N) {
         prefetch(i + 2 * N);
-        const auto own = [&](int j) { return key(i + j); };
-        Store<float, N>(out + i, ScoreRowMajor<T, kTogether>(own, args.depth, q, weights, whole));
+        Store<float, N>(
+            out + i, ScoreRowMajor<T, kTogether>(keys, columns + i, args.depth, q, weights, whole));
       }
       return;
     }

@@ -29,35 +29,50 @@ inline float GreatestInteger(int64_t depth) {
   return most < 32766.5f ? most : 32766.5f;
 }
 
-// x[0 .. depth) to Integers of 16 or 8 bits, and zeros up to a multiple of 16: write(i, word) for
-// each word of them, and each(d, integers, what they are off by) for each 16 of them, the latter in
-// units of the integers. Norms of infinity if some are not finite.
-template <typename Integer, typename T, typename Write, typename Each>
-RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write, Each&& each) {
-  constexpr int N = 16, kWords = N * sizeof(Integer) / 4;
-  using Floats = Vector<float, N>;
+// 16 elements from d on, with zeros behind the last one.
+template <typename T>
+inline Vector<float, 16> LoadPart(const T* x, int64_t depth, int64_t d) {
+  return depth - d >= 16 ? Load<T, 16>(x + d) : LoadPartial<T, 16>(x + d, int(depth - d));
+}
+
+// The greatest magnitude of x[0 .. depth), or the least one that scales stay finite with; infinite
+// where an element is not finite.
+template <typename T>
+float GreatestMagnitude(const T* x, int64_t depth) {
+  constexpr int N = 16;
   using Ints = Vector<int32_t, N>;
-  const auto load = [&](int64_t d) {
-    return depth - d >= N ? Load<T, N>(x + d) : LoadPartial<T, N>(x + d, int(depth - d));
-  };
   Ints magnitudes = {};
   for (int64_t d = 0; d < depth; d += N) {
-    const Ints magnitude = BitCast<Ints>(load(d)) & INT32_MAX;
+    const Ints magnitude = BitCast<Ints>(LoadPart(x, depth, d)) & INT32_MAX;
     magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
   }
   const int32_t bits = GreatestLane<int32_t, N>(magnitudes);
   const float greatest = BitCast<float>(bits), infinity = __builtin_inff();
-  if (bits >= BitCast<int32_t>(infinity)) {
+  if (bits >= BitCast<int32_t>(infinity)) return infinity;
+  return greatest > 0x1p-80f ? greatest : 0x1p-80f;
+}
+
+// x[0 .. depth), which is `greatest` at most, to Integers of 16 or 8 bits, `most` at most, and
+// zeros up to a multiple of 16: write(i, word) for each word of them, and each(d, integers, what
+// they are off by) for each 16 of them, the latter in units of the integers. Norms of infinity if
+// the greatest is infinite.
+template <typename Integer, typename T, typename Write, typename Each>
+RoundedVector RoundVector(const T* x, int64_t depth, float greatest, float most, Write&& write,
+                          Each&& each) {
+  constexpr int N = 16, kWords = N * sizeof(Integer) / 4;
+  using Floats = Vector<float, N>;
+  using Ints = Vector<int32_t, N>;
+  const float infinity = __builtin_inff();
+  if (!(greatest < infinity)) {
     for (int64_t i = 0; i < (depth + N - 1) / N * kWords; ++i) write(i, 0);
     for (int64_t d = 0; d < depth; d += N) each(d, Floats{}, Floats{});
     return {0, infinity, infinity};
   }
-  const float whole = greatest > 0x1p-80f ? greatest : 0x1p-80f;
-  const float inverse = most / whole, scale = whole / most;
+  const float inverse = most / greatest, scale = greatest / most;
   Floats norm = {}, off = {};
   for (int64_t d = 0; d < depth; d += N) {
     constexpr float kShift = 0x1.8p23f;  // the integer is in the lowest bits of x + this
-    const Floats scaled = load(d) * inverse, shifted = scaled + kShift;
+    const Floats scaled = LoadPart(x, depth, d) * inverse, shifted = scaled + kShift;
     const Floats rounded = shifted - kShift, difference = scaled - rounded;
     norm += rounded * rounded;
     off += difference * difference;
@@ -75,15 +90,17 @@ RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write, 
 }
 
 template <typename Integer, typename T, typename Write>
-RoundedVector RoundVector(const T* x, int64_t depth, float most, Write&& write) {
-  return RoundVector<Integer>(x, depth, most, write, [](int64_t, const auto&, const auto&) {});
+RoundedVector RoundVector(const T* x, int64_t depth, float greatest, float most, Write&& write) {
+  return RoundVector<Integer>(x, depth, greatest, most, write,
+                              [](int64_t, const auto&, const auto&) {});
 }
 
-// Writes a key to column j of a panel of rounded ones: words [RoundedWords, kPanelColumns] and a
-// scale for each column. Zeros for null. Its words go to `row` too, unless that is null.
+// Writes a key, of which `greatest` is the greatest magnitude, to column j of a panel of rounded
+// ones: words [RoundedWords, kPanelColumns] and a scale for each column. Zeros for null. Its words
+// go to `row` too, unless that is null.
 template <typename T>
-RoundedVector PackRounded(const T* key, int64_t depth, float most, int64_t j, char* panel,
-                          int32_t* row) {
+RoundedVector PackRounded(const T* key, int64_t depth, float greatest, float most, int64_t j,
+                          char* panel, int32_t* row) {
   const int64_t words = RoundedWords(depth);
   auto* out = reinterpret_cast<uint32_t*>(panel) + j;
   const auto write = [&](int64_t i, uint32_t word) {
@@ -92,7 +109,7 @@ RoundedVector PackRounded(const T* key, int64_t depth, float most, int64_t j, ch
   };
   RoundedVector found = {};
   if (key) {
-    found = RoundVector<int16_t>(key, depth, most, write);
+    found = RoundVector<int16_t>(key, depth, greatest, most, write);
   } else {
     for (int64_t i = 0; i < words; ++i) write(i, 0);
   }
@@ -224,7 +241,8 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
       weights[i] = 0;
       continue;
     }
-    const RoundedVector found = RoundVector<int16_t>(from, args.depth, most, write);
+    const float greatest = GreatestMagnitude(from, args.depth);
+    const RoundedVector found = RoundVector<int16_t>(from, args.depth, greatest, most, write);
     const float weight = LoadScalar(from_weights + i);
     weights[i] = weight * found.scale;
     bound.Add(weight, found, keys);
