@@ -414,14 +414,15 @@ class SparseArray(Operators):
         """A itself, which nothing can write to."""
         return self
 
-    def transpose(self, axes: Sequence[int] | None = None) -> SparseArray:
-        """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix;
-        ValueError for another."""
+    def transpose(self, axes: int | Sequence[int] | None = None, *more: int) -> SparseArray:
+        """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix, or
+        1, 0 as NumPy also takes it; ValueError for another."""
         reverse = tuple(range(self.ndim))[::-1]
-        given = reverse if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+        named: Any = (axes, *more) if more else axes
+        given = reverse if named is None else named if isinstance(named, Sequence) else (named,)
         if tuple(i + self.ndim if i in range(-self.ndim, 0) else i for i in given) != reverse:
             raise ValueError(
-                f"SparseArray.transpose: axes: expected None or {reverse}, got {axes!r}"
+                f"SparseArray.transpose: axes: expected None or {reverse}, got {named!r}"
             )
         return self.T
 
