@@ -126,7 +126,7 @@ class SparseArray(Operators):
     @classmethod
     def from_coordinates(
         cls,
-        coordinates: ArrayLike,
+        coordinates: ArrayLike | tuple[ArrayLike, ...],
         values: ArrayLike | None = None,
         shape: tuple[int, ...] | None = None,
         *,
@@ -137,6 +137,8 @@ class SparseArray(Operators):
     ) -> SparseArray:
         """`coordinates` [nnz, ndim] in any order, `values` [nnz], or None for ones.
 
+        A tuple of arrays has one [nnz] for each dimension, as `A.coordinates()` and `np.nonzero`
+        give them; a list, or a tuple of tuples or lists, has the coordinates of each entry.
         `shape` None is the least one that has these coordinates, which must be concrete.
         `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
         `nse`: the capacity, how many entries the result can store (static); the rest of it is
@@ -412,14 +414,15 @@ class SparseArray(Operators):
         """A itself, which nothing can write to."""
         return self
 
-    def transpose(self, axes: Sequence[int] | None = None) -> SparseArray:
-        """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix;
-        ValueError for another."""
+    def transpose(self, axes: int | Sequence[int] | None = None, *more: int) -> SparseArray:
+        """`A.T`, which reverses all axes: `axes` are None or that order, as (1, 0) of a matrix, or
+        1, 0 as NumPy also takes it; ValueError for another."""
         reverse = tuple(range(self.ndim))[::-1]
-        given = reverse if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+        named: Any = (axes, *more) if more else axes
+        given = reverse if named is None else named if isinstance(named, Sequence) else (named,)
         if tuple(i + self.ndim if i in range(-self.ndim, 0) else i for i in given) != reverse:
             raise ValueError(
-                f"SparseArray.transpose: axes: expected None or {reverse}, got {axes!r}"
+                f"SparseArray.transpose: axes: expected None or {reverse}, got {named!r}"
             )
         return self.T
 

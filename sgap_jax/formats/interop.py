@@ -72,7 +72,7 @@ def from_coordinates(
     nse: Any = None,
     what: str = "SparseArray.from_coordinates",
 ) -> dict[str, Any]:
-    coordinates = checks.check_indices(coordinates, "coordinates", 2, what)
+    coordinates = checks.check_indices(_stacked(coordinates, what), "coordinates", 2, what)
     shape = checks.check_shape(_least_shape(coordinates, what) if shape is None else shape, what)
     format = require_stored(format, len(shape), what)
     if coordinates.shape[1] != len(shape):
@@ -109,6 +109,20 @@ def from_coordinates(
         merge=duplicates == "sum",
     )
     return made | {"shape": shape, "format": format}
+
+
+def _stacked(coordinates: Any, what: str) -> Any:
+    """[nnz, ndim] of a tuple of index arrays; anything else as it is."""
+    arrays = isinstance(coordinates, tuple) and all(hasattr(x, "ndim") for x in coordinates)
+    if not arrays or not coordinates or not all(x.ndim for x in coordinates):
+        return coordinates
+    shapes = [list(x.shape) for x in coordinates]
+    if any(shape != shapes[0] or len(shape) != 1 for shape in shapes):
+        raise ValueError(
+            f"{what}: coordinates: expected a tuple of index arrays [nnz], one for each dimension, "
+            f"got shapes {', '.join(map(str, shapes))}"
+        )
+    return (jnp if checks.is_traced(*coordinates) else np).stack(coordinates, axis=1)
 
 
 def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:
@@ -306,11 +320,16 @@ def to_bcsr(A: StoredArray) -> Any:
         raise ValueError(f"SparseArray.to_bcsr: expected a matrix, got shape {A.shape}")
     convert.require_unbatched(A, "SparseArray.to_bcsr: A")
     csr = convert.asformat(A, CSR)
+    values, columns, offsets = csr.values, csr.column_indices, csr.row_offsets
+    if not csr._every_entry_counts:  # BCSR's offsets begin at 0 and never fall
+        offsets, columns, entry, _ = structure.compacted(offsets, columns, A.shape[1])
+        stored = structure.positions(csr.nnz) < offsets[-1]
+        values = jnp.where(stored, values[entry], jnp.zeros_like(values))
     return BCSR(
-        (csr.values, csr.column_indices, csr.row_offsets),
+        (values, columns, offsets),
         shape=A.shape,
-        indices_sorted=True,
-        unique_indices=True,
+        indices_sorted=csr.is_checked,
+        unique_indices=csr.is_checked,
     )
 
 
@@ -319,6 +338,11 @@ def to_bcoo(A: StoredArray) -> Any:
 
     indices = jnp.stack(convert.coordinates(A), axis=1)
     natural = A.format.order is None and not A.format.block_shape
+    # Of an unchecked array entries may be in any order and repeat, as the edges of a multigraph do:
+    # JAX applies a function to each value where it is told that no index repeats.
     return BCOO(
-        (A.values.reshape(-1), indices), shape=A.shape, indices_sorted=natural, unique_indices=True
+        (A.values.reshape(-1), indices),
+        shape=A.shape,
+        indices_sorted=natural and A.is_checked,
+        unique_indices=A.is_checked,
     )

@@ -40,7 +40,7 @@ from sgap_jax.primitives._define import OPS_IN_PARTS, accumulator
     ),
     meta_fields=("shape", "mesh", "axis", "second", "exchange", "entries", "row_bounds", "given"),
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PartitionedArray:
     """A sparse matrix [m, k] in parts; `partition` and `from_parts` make it.
 
@@ -48,7 +48,7 @@ class PartitionedArray:
     its own, and of those that other parts own. A dense operand is in parts too: [parts, rows, n],
     on each device the rows of its own columns (`to_parts`), and so is a result, whose rows are
     those of its part (`from_parts`). A pytree: values and index arrays are leaves, split over the
-    axis.
+    axis. Two are equal if they are one object, as SparseArrays are.
 
     Attributes:
       own, foreign: SparseArrays whose leaves have a leading axis for the parts, in CSR, CVS or

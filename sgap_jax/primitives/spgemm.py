@@ -74,10 +74,11 @@ def spgemm(
     products sampled at A and at B, (dC B^T) at A and (A^T dC) at B. Nothing dense is formed.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CSF. Numbers of any dtype: float32, float64, bfloat16 and
-        float16 have kernels on the CPU and on CUDA; others and other platforms run in plain JAX.
+      A: sparse [m, k]; vectors and blocks are expanded to their entries, in CSR. Numbers of any
+        dtype: float32, float64, bfloat16 and float16 have kernels on the CPU and on CUDA; others
+        and other platforms run in plain JAX.
       B: sparse [k, n], likewise.
-      mask: sparse [m, n], likewise; its values are not read.
+      mask: sparse [m, n] in CSR, CSC, COO or CSF; its values are not read.
       plan: as mask.
       nse: how many entries C can store (static).
       schedule: `Reference()` for plain JAX; `HashRows()` for rows of C in hash tables, or
@@ -96,14 +97,14 @@ def spgemm(
       ValueError: shapes do not match; structures are traced and there is neither mask, plan nor
         nse; more than one of these; nse is too small for concrete structures, or A B has 2^31
         entries or more.
-      NotImplementedError: formats of vectors or blocks; an nse of 2^31 or more; `HashRows` with
-        a mask, plan or nse, for traced structures or elsewhere than on the CPU, and schedules of
-        other operations.
+      NotImplementedError: a mask or plan of vectors or blocks; an nse of 2^31 or more; `HashRows`
+        with a mask, plan or nse, for traced structures or elsewhere than on the CPU, and schedules
+        of other operations.
 
     Source: TACO scheduling, section 3 (iteration over products of sparse operands); Gustavson, "Two
     fast algorithms for sparse matrices" (1978); sampling as in Davis, "SuiteSparse:GraphBLAS".
     """
-    _check(A, B)
+    A, B = _operands(A, B)
     schedule = check_schedule(_OP, schedule)
     inner = None if schedule is None else schedule._inner
     hashed = schedule if isinstance(schedule, HashRows) else None
@@ -130,7 +131,7 @@ def spgemm(
         tell_structure(A, B, made, "structure first, then values")
         return _sampled(A, B, made, schedule, complete=nse is None)
     name = "mask" if plan is None else "plan"
-    _check_matrix(name, pattern)
+    _check_pattern(name, pattern)
     if pattern.shape != (A.shape[0], B.shape[1]):
         expected = (A.shape[0], B.shape[1])
         raise ValueError(f"{_OP}: {name}: expected shape {expected}, got {pattern.shape}")
@@ -142,7 +143,7 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
     `spgemm(A, B, plan=...)` with other values, inside jit too.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CSF; its values are not read.
+      A: sparse [m, k], as of `spgemm`; its values are not read.
       B: sparse [k, n], likewise.
       nse: how many entries it can store (static); None: as many as there are, for which the
         structures of A and B must be concrete.
@@ -154,7 +155,7 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
     Raises:
       TypeError, ValueError, NotImplementedError: as `spgemm`.
     """
-    _check(A, B)
+    A, B = _operands(A, B)
     return _plan(A, B, nse, None)
 
 
@@ -494,7 +495,7 @@ spgemm_p = define(
 )
 
 
-def _check_matrix(name: str, x: Any) -> None:
+def _check_pattern(name: str, x: Any) -> None:
     check_sparse(_OP, name, x)
     if x.format.block_shape or x.format.dense_modes:
         raise NotImplementedError(
@@ -503,13 +504,16 @@ def _check_matrix(name: str, x: Any) -> None:
         )
 
 
-def _check(A: Any, B: Any) -> None:
-    _check_matrix("A", A)
-    _check_matrix("B", B)
+def _operands(A: Any, B: Any) -> tuple[SparseArray, SparseArray]:
+    """A and B after their checks; of vectors and blocks the entries."""
+    for name, x in (("A", A), ("B", B)):
+        check_sparse(_OP, name, x)
     if A.shape[1] != B.shape[0]:
         raise ValueError(
             f"{_OP}: B: expected {A.shape[1]} rows, as A has columns, got shape {B.shape}"
         )
+    A, B = (x.asformat(CSR) if x.format.block_shape else x for x in (A, B))
+    return A, B
 
 
 # A product with a sparse vector, by how many dimensions both have.

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 from battery import BATTERY, array
 from format_invariants import COO_BY_COLUMNS, PADDED, SMALL, STORED, formats, invariants
+from jax.experimental import sparse
 
 from sgap_jax import (
     BCSR,
@@ -33,6 +34,7 @@ from sgap_jax import (
     spmm,
     tril,
 )
+from sgap_jax.graphs import from_edges
 
 cases = pytest.mark.parametrize("case", BATTERY.values(), ids=list(BATTERY))
 
@@ -233,6 +235,49 @@ def test_peers_see_the_same_matrix(format):
             C = SparseArray.from_bcoo(b, format=format)
             assert C.nnz == case.stored  # BCOO's padding is recognised
             invariants(C, dense)
+
+
+def test_a_tuple_has_the_coordinates_of_each_dimension():
+    """Two entries of a matrix: the arrays of its rows and columns have the shape of its pairs."""
+    dense = np.float32([[0, 2, 0], [0, 0, 0], [4, 0, 0]])
+    A, (where, values) = SparseArray.from_dense(dense), (np.nonzero(dense), np.float32([2, 4]))
+    for given in (where, A.coordinates(), ((0, 1), (2, 0)), [[0, 1], [2, 0]]):
+        B = SparseArray.from_coordinates(given, values, (3, 3))
+        np.testing.assert_array_equal(B.todense(), dense)
+    traced = jax.jit(lambda i: SparseArray.from_coordinates(i, values, (3, 3)).todense())
+    np.testing.assert_array_equal(traced(where), dense)
+    with pytest.raises(
+        ValueError, match=r"coordinates: .*one for each dimension, got .*\[2\], \[3\]"
+    ):
+        SparseArray.from_coordinates((where[0], np.arange(3)), values, (3, 3))
+
+
+def test_peers_are_told_that_entries_repeat():
+    A = from_edges(
+        np.array([[0, 0, 1], [1, 1, 2]]), np.float32([1, 2, 4]), num_nodes=3, duplicates="keep"
+    )
+    dense = np.square(np.asarray(A.todense()))
+    square = sparse.sparsify(jnp.square)  # of each value, where JAX is told that no index repeats
+    found = jax.jit(lambda a: [square(b).todense() for b in (a.to_bcoo(), a.to_bcsr())])(A)
+    for squares in found:
+        np.testing.assert_array_equal(squares, dense)
+
+
+@jax.jit
+def to_bcsr(values, offsets, columns):
+    A = SparseArray.from_arrays(values, offsets, columns, shape=(3, 4))
+    return A.todense(), A.to_bcsr()
+
+
+@pytest.mark.parametrize(
+    "offsets", [(1, 2, 4, 6), (0, 4, 2, 5), (-3, 2, 9, 9)], ids=["later", "falls", "far"]
+)
+def test_bcsr_has_the_entries_that_take_part(offsets):
+    values, columns = np.float32([1, 2, 4, 8, 16, np.nan]), np.array([1, 0, 2, 9, 0, -1])
+    dense, b = to_bcsr(values, np.array(offsets), columns)
+    assert np.count_nonzero(dense) >= 3
+    np.testing.assert_array_equal(b.todense(), dense)
+    np.testing.assert_array_equal(b @ np.eye(4, dtype=np.float32), dense)
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "lil", "dok", "dia"])

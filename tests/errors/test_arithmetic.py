@@ -143,6 +143,7 @@ def batch(A):
         (lambda: A.size, AttributeError, ["A.nnz", "math.prod(A.shape)"]),
         (lambda: A.transpose((0, 1)), ValueError, ["axes: expected None or (1, 0), got (0, 1)"]),
         (lambda: T.transpose((1, 0, 2)), ValueError, ["expected None or (2, 1, 0)"]),
+        (lambda: A.transpose(0, 1), ValueError, ["axes: expected None or (1, 0), got (0, 1)"]),
         (lambda: A.transpose(1), ValueError, ["axes: expected None or (1, 0), got 1"]),
         (lambda: A.no_such_name, AttributeError, ["no attribute 'no_such_name'"]),
         (lambda: A.asformat(CSC).row_offsets, AttributeError, ["asformat(CSR).row_offsets"]),

@@ -107,6 +107,8 @@ def test_what_matrices_have_elsewhere(A, mesh):
         P.T @ jnp.ones((6, 2))
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         P.other  # noqa: B018
+    changed = P.with_values(jax.tree.map(jnp.array, P.values))
+    assert {P: 1, changed: 2}[P] == 1 and P in [changed, P] and P != changed
     for made in (np.asarray, jnp.asarray):
         with pytest.raises(TypeError, match="is no dense array: .* sgap_jax.parallel has gsddmm"):
             made(P)

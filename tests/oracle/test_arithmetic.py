@@ -88,6 +88,7 @@ def test_methods_of_scipy():
     same(A.power(2), a**2)
     for axes in (None, (1, 0), [-1, -2], (1, -2)):
         same(A.transpose(axes), a.T)
+    same(A.transpose(1, 0), a.T)
     for B, of in ((A.tocsr(), CSR), (A.tocsc(), CSC), (A.tocoo(), COO)):
         assert B.format == of
         same(B, a)

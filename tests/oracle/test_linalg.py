@@ -217,6 +217,26 @@ def test_norms(dtype):
     assert linalg.norm(of(np.zeros((0, 3))), 1) == 0
 
 
+def test_a_column_without_an_answer_is_nan():
+    """JAX's solvers end at x0 where a residual is NaN, which a gradient would not show."""
+    a, two = SYMMETRIC[:3, :3], np.array([[1, 2], [np.nan, 3], [1, 2.0]])
+    A = of(a)
+
+    values = jnp.stack([A.values, A.values.at[1].set(np.nan)])
+
+    @jax.jit
+    def found(values, b):
+        solve = lambda v, b: linalg.cg(A.with_values(v), b, tol=1e-8)[0]
+        x, transposed = jax.vjp(jax.vmap(solve), values, b)
+        return x, transposed(b)[1]
+
+    x, slope = found(values, np.stack([two, two]))
+    for solved in (x, slope):
+        assert np.isnan(solved[0, :, 0]).all()
+        np.testing.assert_allclose(solved[0, :, 1], np.linalg.solve(a, two[:, 1]), rtol=1e-6)
+    assert np.isnan(x[1]).all()
+
+
 def test_dominant_eigenvalues():
     for a, symmetric in ((SYMMETRIC, True), (SYMMETRIC, False), (GENERAL, False)):
         A = of(a)

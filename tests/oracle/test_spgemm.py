@@ -18,6 +18,7 @@ from tolerance import DTYPES, assert_within, sum_bound
 from unchecked_structures import KINDS, entries, spoiled
 
 from sgap_jax import (
+    BCSR,
     COO,
     CSC,
     CSF,
@@ -459,6 +460,22 @@ def test_structures_along_a_mapped_axis_on_all_threads():
         np.testing.assert_array_equal(product(stacked), want)
 
 
+def test_vectors_and_blocks_are_multiplied_by_their_entries():
+    rng = np.random.default_rng(0)
+    a, b = (np.where(rng.random(n) < 0.3, rng.integers(1, 9, n), 0.0) for n in ((5, 7), (7, 4)))
+    A = SparseArray.from_dense(a, format=BCSR(2, 3))
+    B = SparseArray.from_dense(b, format=CVS(4).transposed)
+
+    def total(v, A, B):
+        C = spgemm(A.with_values(v), B, nse=20)
+        return C.values.sum(), C
+
+    (_, C), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(A.values, A, B)
+    np.testing.assert_array_equal(C.to_scipy().toarray(), a @ b)
+    found = A.with_values(slope).todense()  # zeros within a block have a slope too
+    np.testing.assert_array_equal(np.where(a, found, 0), (a != 0) * b.sum(1))
+
+
 def test_what_is_refused():
     A, B = random((5, 4), density=0.5), random((4, 6), density=0.5)
     with pytest.raises(ValueError, match="B: expected 4 rows"):
@@ -479,8 +496,8 @@ def test_what_is_refused():
         spgemm(A, B, nse=2**31)
     with pytest.raises(ValueError, match="nse must not be negative"):
         spgemm_plan(A, B, nse=-1)
-    with pytest.raises(NotImplementedError, match="A.asformat"):
-        spgemm(A.asformat(CVS(2)), B)
+    with pytest.raises(NotImplementedError, match="mask.asformat"):
+        spgemm(A, B, mask=(A @ B).asformat(CVS(2)))
     with pytest.raises(NotImplementedError, match="Reference"):
         spgemm(A, B, schedule=CpuTile())
     with pytest.raises(ScheduleError, match="sorted must be a bool, got 0"):
