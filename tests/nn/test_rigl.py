@@ -192,6 +192,30 @@ def test_gradients_in_dense_weights_are_those_of_a_dense_twin():
         nn.dense_gradients(loss, model.own.to_dense(), x)
 
 
+class Mapped(nnx.Module):
+    def __init__(self):
+        self.one, options = layer_of(), dict(sparsity=0.7, param_dtype=jnp.float64)
+        make = nnx.vmap(lambda key: nn.SparseLinear(K, M, rngs=nnx.Rngs(key), **options))
+        self.layers = make(jax.random.split(jax.random.key(0), 3))
+
+
+def test_gradients_in_dense_weights_where_the_loss_maps():
+    """Over the inputs, over gradients in them, and over layers that share their inputs."""
+    rng = np.random.default_rng(3)
+    shapes = (5, K), (5, K), (5, M), (3, 5, M)
+    x, t, u, v = (jax.device_put(rng.standard_normal(shape)) for shape in shapes)
+    share = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))
+
+    def loss(model):
+        slopes = jax.vmap(lambda x, u: jax.grad(lambda x: jnp.vdot(u, model.one(x)))(x))(x, u)
+        of_one = jnp.vdot(u, jax.vmap(model.one)(x)) + jnp.vdot(t, slopes)
+        return of_one + jnp.vdot(v, share(model.layers, x))
+
+    found = nnx.jit(lambda: nn.dense_gradients(loss, Mapped()))()
+    np.testing.assert_allclose(found["one",], u.T @ (x + t), rtol=1e-12)
+    np.testing.assert_allclose(found["layers",], np.moveaxis(v, 1, 2) @ x, rtol=1e-12)
+
+
 def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():
     @jax.jit
     def step(values, offsets, columns):
