@@ -100,9 +100,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
     format = check_format("magnitude_mask", format)
     height, width = tile(format)
     (m, k), (down, across) = W.shape, grid(W.shape, format)
-    wide = W.astype(accumulator(W.dtype))
-    padded = jnp.pad(wide, ((0, down * height - m), (0, across * width - k)))
-    norms = jnp.square(padded).reshape(down, height, across, width).sum((1, 3)).reshape(-1)
+    padded = jnp.pad(W, ((0, down * height - m), (0, across * width - k)))
+    norms = norms_of_tiles(padded.reshape(down, height, across, width)).reshape(-1)
     kept = (1 - sparsity) * norms.size
     kept = round(kept) if isinstance(kept, (int, float)) else jnp.round(kept).astype(jnp.int32)
     # NaN sorts last, so these groups are dropped first.
@@ -110,6 +109,26 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
     rank = jnp.zeros(norms.size, jnp.int32).at[order].set(jnp.arange(norms.size, dtype=jnp.int32))
     mask = jnp.repeat((rank < kept).reshape(down, across), height, axis=0)
     return jnp.repeat(mask, width, axis=1)[:m, :k]
+
+
+def norms_of_tiles(x: jax.Array) -> jax.Array:
+    """[down, across]: the Euclidean norms over the second and the last axis of x [down, height,
+    across, width], in float32 at least."""
+    wide = accumulator(x.dtype)
+    if x.shape[1] * x.shape[3] == 1:
+        return jnp.abs(x[:, 0, :, 0].astype(wide))
+    limits, squares = jnp.finfo(wide), jnp.square(x.astype(wide)).sum((1, 3))
+    lost = (squares < limits.tiny / limits.eps) | (squares == jnp.inf)
+
+    def scaled(x: jax.Array, _: jax.Array) -> jax.Array:
+        """Of squares of what is near 1: others are infinite, or vanish."""
+        greatest = jnp.abs(x.astype(wide)).max((1, 3))
+        scale = jax.lax.reduce_precision(greatest, exponent_bits=limits.nexp, mantissa_bits=0)
+        scale = jnp.where((scale > 0) & (scale < jnp.inf), scale, jnp.ones_like(scale))
+        near = x.astype(wide) / scale[:, None, :, None]
+        return jnp.sqrt(jnp.square(near).sum((1, 3))) * scale
+
+    return jax.lax.cond(jnp.any(lost), scaled, lambda _, squares: jnp.sqrt(squares), x, squares)
 
 
 def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format | str) -> jax.Array:

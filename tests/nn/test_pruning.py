@@ -48,6 +48,16 @@ def test_mask_is_what_prune_keeps(format, sparsity):
     np.testing.assert_array_equal(traced, expected)
 
 
+@pytest.mark.parametrize("format", [CSR, BCSR(3, 4)])
+def test_mask_of_magnitudes_whose_squares_are_out_of_range(format):
+    """Of float32, whose squares `prune` takes in float64."""
+    W = np.random.default_rng(0).standard_normal((20, 15)).astype(np.float32)
+    W *= np.float32(10.0) ** np.repeat([-30, 25, 0, -20], 5)[:, None]
+    kept = prune(W, format, sparsity=0.3)
+    expected = kept.with_values(jnp.ones_like(kept.values)).todense() != 0
+    np.testing.assert_array_equal(nn.magnitude_mask(W, 0.3, format), expected)
+
+
 def test_mask_of_ties_and_nan():
     W = jnp.asarray([[1.0, jnp.nan, -1.0], [1.0, 0.0, 2.0]])
     np.testing.assert_array_equal(nn.magnitude_mask(W, 1 / 3), [[1, 0, 1], [1, 0, 1]])

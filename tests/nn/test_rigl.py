@@ -133,6 +133,24 @@ def test_ties_nan_and_infinity():
     same(layer.weight, want)
 
 
+def test_norms_of_groups_whose_squares_are_out_of_range():
+    @jax.jit
+    def step(values, offsets, columns, G, fraction):
+        options = dict(shape=(M, K), format=CVS(4))
+        W = SparseArray.from_arrays(values, offsets, columns, **options)
+        return rigl.regrown("rigl_step", W, G, fraction)[0]
+
+    norms = np.asarray([1e-24, 3e-24, 2e25], np.float32)
+    values, zeros, G = np.repeat(norms[:, None], 4, 1), np.zeros((3, 4)), np.zeros((M, K))
+    (G[:4, 1], G[4:8, 2], G[4:8, 5]), G[8:, 7] = norms, 4e25
+    values, zeros, G = (np.asarray(x, np.float32) for x in (values, zeros, G))
+    first = np.asarray([0, 3, 3, 3], np.int32), np.asarray([0, 3, 4], np.int32)
+    assert set(groups_of(step(zeros, *first, G, 1 / 3))) == {(0, 0), (0, 3), (2, 7)}
+    assert set(groups_of(step(zeros, *first, G, 1.0))) == {(1, 2), (1, 5), (2, 7)}
+    places = np.asarray([0, 1, 3, 3], np.int32), np.asarray([1, 2, 5], np.int32)
+    assert set(groups_of(step(values, *places, 0 * G, 1 / 3))) == {(0, 0), (1, 2), (1, 5)}
+
+
 def test_the_greatest_of_any_norms():
     """Against a stable sort; NaN is less than every number."""
     rng, greatest = np.random.default_rng(5), jax.jit(regrow._greatest)
