@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sgap_jax.formats.checks import check_concrete
+from sgap_jax.formats.checks import check_concrete, check_share
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import with_bias
@@ -88,7 +88,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
       bool [m, k]. Norms are compared in float32 at least (`prune` takes float64).
 
     Raises:
-      ValueError: W is not a real matrix. NotImplementedError: another format.
+      ValueError: W is not a real matrix, or sparsity is out of range (a traced one keeps all or
+        none then). NotImplementedError: another format.
 
     Source: Zhu and Gupta (2017), section 3; vectorSparse, sections 7.1 (grain V x 1), 8 (blocks).
     """
@@ -98,6 +99,7 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
             f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
         )
     format = check_format("magnitude_mask", format)
+    check_share(sparsity, "sparsity", "magnitude_mask")
     height, width = tile(format)
     (m, k), (down, across) = W.shape, grid(W.shape, format)
     padded = jnp.pad(W, ((0, down * height - m), (0, across * width - k)))
@@ -134,6 +136,7 @@ def norms_of_tiles(x: jax.Array) -> jax.Array:
 def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format | str) -> jax.Array:
     """`magnitude_mask` of K^T for a kernel K [..., in_features, out_features]; stacked layers are
     masked separately."""
+    check_share(sparsity, "sparsity", "prune_step")
     mask = partial(magnitude_mask, sparsity=sparsity, format=format)
     for _ in kernel.shape[:-2]:
         mask = jax.vmap(mask)
@@ -221,7 +224,7 @@ def prune_step(model: nnx.Module, sparsity: Any) -> None:
     an `nnx.vmap` over that axis.
 
     Raises:
-      ValueError: the model has no MaskedLinear.
+      ValueError: the model has no MaskedLinear, or sparsity is out of range.
 
     Source: Zhu and Gupta, "To prune, or not to prune" (2017), section 3.
     """

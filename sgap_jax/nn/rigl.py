@@ -143,8 +143,9 @@ def regrown(
     (down, across), groups = grid(W.shape, W.format), W.column_indices.shape[0]
     checks.check_nnz(down * across, f"{op}: the grid of groups")
     arrays = W.row_offsets, W.column_indices
+    share = jnp.asarray(checks.check_share(fraction, "fraction", op), jnp.float32)
     norms, growth = _norms_of_groups(W), _growth(op, scores, W)
-    offsets, column, source = regrow(*arrays, norms, growth, _fraction(op, fraction))
+    offsets, column, source = regrow(*arrays, norms, growth, share)
     transposed = structure.transpose_structure(offsets, column, across)
     known, position = source >= 0, jnp.maximum(source, 0)
 
@@ -160,16 +161,6 @@ def regrown(
 
     fields = structure.as_fields(((), (offsets, column)), transposed, checked=True)
     return SparseArray(moved(W.values), **fields, shape=W.shape, format=W.format), moved
-
-
-def _fraction(op: str, fraction: Any) -> jax.Array:
-    if not checks.is_traced(fraction):
-        known = jnp.shape(fraction) == () and not isinstance(fraction, str | bool)
-        if not known or not 0 <= float(fraction) <= 1:
-            raise ValueError(f"{op}: fraction: expected a number from 0 to 1, got {fraction!r}")
-    elif fraction.shape != ():
-        raise ValueError(f"{op}: fraction: expected a scalar, got shape {list(fraction.shape)}")
-    return jnp.asarray(fraction, jnp.float32)
 
 
 def _norms_of_groups(W: SparseArray) -> jax.Array:

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from sgap_jax import BCSR, CSC, CSR, CVS, nn, prune
+from sgap_jax.nn import linen as snn
 
 
 def test_schedule_is_the_papers_equation():
@@ -250,3 +251,20 @@ def test_stacked_layers_are_pruned_each_by_itself():
 def test_prune_step_refuses_a_model_without_masks():
     with pytest.raises(ValueError, match="Linear has no MaskedLinear"):
         nn.prune_step(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), 0.5)
+
+
+@pytest.mark.parametrize("sparsity", [90, -0.1, float("nan"), "0.9", np.full(3, 0.5)], ids=repr)
+def test_a_sparsity_out_of_range_masks_nothing(sparsity):
+    """90 is no percentage: it would mask all weights."""
+    layer, words = masked(), "sparsity: expected a number from 0 to 1"
+    with pytest.raises(ValueError, match="prune_step: " + words):
+        nn.prune_step(layer, sparsity)
+    variables = {
+        "params": {"kernel": np.ones((3, 4))},
+        "structure": {"mask": np.ones((3, 4), bool)},
+    }
+    with pytest.raises(ValueError, match="prune_step: " + words):
+        snn.prune_step(variables, sparsity)
+    with pytest.raises(ValueError, match="magnitude_mask: " + words):
+        nn.magnitude_mask(np.ones((3, 4)), sparsity)
+    assert layer.mask[...].all()
