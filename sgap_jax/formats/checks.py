@@ -207,6 +207,22 @@ def saturated(integers: Any) -> jax.Array:
     return jnp.asarray(integers, jnp.int32)
 
 
+def check_share(share: Any, name: str, op: str) -> Any:
+    """`share`, if it is a number from 0 to 1 or a traced scalar."""
+    if is_traced(share):
+        if share.shape != ():
+            raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")
+        return share
+    try:
+        known = jnp.shape(share) == () and not isinstance(share, str | bool)
+        inside = known and 0 <= float(share) <= 1
+    except (TypeError, ValueError):
+        inside = False
+    if not inside:
+        raise ValueError(f"{op}: {name}: expected a number from 0 to 1, got {share!r}")
+    return share
+
+
 def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:
     """ValueError unless every index is in 0 .. size-1; it names the first that is not."""
     if indices.size == 0:

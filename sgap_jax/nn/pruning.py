@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sgap_jax.formats.checks import check_concrete
+from sgap_jax.formats.checks import check_concrete, check_share
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import with_bias
@@ -88,7 +88,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
       bool [m, k]. Norms are compared in float32 at least (`prune` takes float64).
 
     Raises:
-      ValueError: W is not a real matrix. NotImplementedError: another format.
+      ValueError: W is not a real matrix, or sparsity is out of range (a traced one keeps all or
+        none then). NotImplementedError: another format.
 
     Source: Zhu and Gupta (2017), section 3; vectorSparse, sections 7.1 (grain V x 1), 8 (blocks).
     """
@@ -98,11 +99,11 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
             f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
         )
     format = check_format("magnitude_mask", format)
+    check_share(sparsity, "sparsity", "magnitude_mask")
     height, width = tile(format)
     (m, k), (down, across) = W.shape, grid(W.shape, format)
-    wide = W.astype(accumulator(W.dtype))
-    padded = jnp.pad(wide, ((0, down * height - m), (0, across * width - k)))
-    norms = jnp.square(padded).reshape(down, height, across, width).sum((1, 3)).reshape(-1)
+    padded = jnp.pad(W, ((0, down * height - m), (0, across * width - k)))
+    norms = norms_of_tiles(padded.reshape(down, height, across, width)).reshape(-1)
     kept = (1 - sparsity) * norms.size
     kept = round(kept) if isinstance(kept, (int, float)) else jnp.round(kept).astype(jnp.int32)
     # NaN sorts last, so these groups are dropped first.
@@ -112,9 +113,30 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
     return jnp.repeat(mask, width, axis=1)[:m, :k]
 
 
+def norms_of_tiles(x: jax.Array) -> jax.Array:
+    """[down, across]: the Euclidean norms over the second and the last axis of x [down, height,
+    across, width], in float32 at least."""
+    wide = accumulator(x.dtype)
+    if x.shape[1] * x.shape[3] == 1:
+        return jnp.abs(x[:, 0, :, 0].astype(wide))
+    limits, squares = jnp.finfo(wide), jnp.square(x.astype(wide)).sum((1, 3))
+    lost = (squares < limits.tiny / limits.eps) | (squares == jnp.inf)
+
+    def scaled(x: jax.Array, _: jax.Array) -> jax.Array:
+        """Of squares of what is near 1: others are infinite, or vanish."""
+        greatest = jnp.abs(x.astype(wide)).max((1, 3))
+        scale = jax.lax.reduce_precision(greatest, exponent_bits=limits.nexp, mantissa_bits=0)
+        scale = jnp.where((scale > 0) & (scale < jnp.inf), scale, jnp.ones_like(scale))
+        near = x.astype(wide) / scale[:, None, :, None]
+        return jnp.sqrt(jnp.square(near).sum((1, 3))) * scale
+
+    return jax.lax.cond(jnp.any(lost), scaled, lambda _, squares: jnp.sqrt(squares), x, squares)
+
+
 def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format | str) -> jax.Array:
     """`magnitude_mask` of K^T for a kernel K [..., in_features, out_features]; stacked layers are
     masked separately."""
+    check_share(sparsity, "sparsity", "prune_step")
     mask = partial(magnitude_mask, sparsity=sparsity, format=format)
     for _ in kernel.shape[:-2]:
         mask = jax.vmap(mask)
@@ -202,7 +224,7 @@ def prune_step(model: nnx.Module, sparsity: Any) -> None:
     an `nnx.vmap` over that axis.
 
     Raises:
-      ValueError: the model has no MaskedLinear.
+      ValueError: the model has no MaskedLinear, or sparsity is out of range.
 
     Source: Zhu and Gupta, "To prune, or not to prune" (2017), section 3.
     """

@@ -13,8 +13,8 @@ from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import SparseWeight
+from sgap_jax.nn.pruning import norms_of_tiles
 from sgap_jax.nn.structure import index_arrays
-from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.regrow import regrow
 
 _TILE = 1 << 20  # scores that a function of rows computes at a time
@@ -143,8 +143,9 @@ def regrown(
     (down, across), groups = grid(W.shape, W.format), W.column_indices.shape[0]
     checks.check_nnz(down * across, f"{op}: the grid of groups")
     arrays = W.row_offsets, W.column_indices
+    share = jnp.asarray(checks.check_share(fraction, "fraction", op), jnp.float32)
     norms, growth = _norms_of_groups(W), _growth(op, scores, W)
-    offsets, column, source = regrow(*arrays, norms, growth, _fraction(op, fraction))
+    offsets, column, source = regrow(*arrays, norms, growth, share)
     transposed = structure.transpose_structure(offsets, column, across)
     known, position = source >= 0, jnp.maximum(source, 0)
 
@@ -162,29 +163,18 @@ def regrown(
     return SparseArray(moved(W.values), **fields, shape=W.shape, format=W.format), moved
 
 
-def _fraction(op: str, fraction: Any) -> jax.Array:
-    if not checks.is_traced(fraction):
-        known = jnp.shape(fraction) == () and not isinstance(fraction, str | bool)
-        if not known or not 0 <= float(fraction) <= 1:
-            raise ValueError(f"{op}: fraction: expected a number from 0 to 1, got {fraction!r}")
-    elif fraction.shape != ():
-        raise ValueError(f"{op}: fraction: expected a scalar, got shape {list(fraction.shape)}")
-    return jnp.asarray(fraction, jnp.float32)
-
-
 def _norms_of_groups(W: SparseArray) -> jax.Array:
     """[groups]: the norms of W's vectors or blocks, of what lies inside the matrix; its entries."""
     if W.values.ndim == 1:
         return W.values
-    values = W.values.astype(accumulator(W.dtype))
     (height, width), (m, k) = tile(W.format), W.shape
-    values = values.reshape(-1, height, width)
+    values = W.values.reshape(-1, height, width)
     row = structure.segment_of_entry(W.row_offsets, values.shape[0])[:, None, None] * height
     column = W.column_indices[:, None, None] * width
     down = row + structure.positions(height)[None, :, None] < m
     inside = down & (column + structure.positions(width)[None, None] < k)
-    squares = jnp.where(inside, jnp.square(values), jnp.zeros((), values.dtype))
-    return jnp.sqrt(squares.sum((1, 2)))
+    values = jnp.where(inside, values, jnp.zeros((), values.dtype))
+    return norms_of_tiles(values[:, :, None])[:, 0]
 
 
 def _growth(op: str, scores: Any, W: SparseArray) -> jax.Array:
@@ -195,12 +185,8 @@ def _growth(op: str, scores: Any, W: SparseArray) -> jax.Array:
         if height * width == 1:
             return x
         rows = -(-x.shape[0] // height)
-        x = jnp.pad(
-            x.astype(accumulator(x.dtype)),
-            ((0, rows * height - x.shape[0]), (0, across * width - k)),
-        )
-        squares = jnp.square(x).reshape(rows, height, across, width)
-        return jnp.sqrt(squares.sum((1, 3)))
+        x = jnp.pad(x, ((0, rows * height - x.shape[0]), (0, across * width - k)))
+        return norms_of_tiles(x.reshape(rows, height, across, width))
 
     if scores is None or isinstance(scores, dict):
         raise TypeError(

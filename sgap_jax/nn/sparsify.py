@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -111,7 +112,7 @@ def sparsify(
         return sparse[id(model)]
     for node in [node for _, node in nnx.iter_graph(model) if not isinstance(node, nnx.Variable)]:
         if isinstance(node, (nnx.Module, list, dict)) and id(node) not in sparse:
-            _replace_children(node, lambda child: sparse.get(id(child)))
+            _replace_children(node, sparse)
     return model
 
 
@@ -193,15 +194,22 @@ def _made(layer: Any, W: SparseArray) -> SparseWeight:
     return _SPARSE[type(layer)].of_stacked(layer, W)
 
 
-def _replace_children(node: Any, replaced: Callable[[Any], Any]) -> None:
+def _replace_children(node: Any, sparse: Mapping[int, Any]) -> None:
+    """Puts the sparse layers, by the id of the dense ones, where a module, list or dict has these
+    itself or in a tuple or another pytree, which is made anew."""
+
+    def is_node(x: Any) -> bool:
+        return id(x) in sparse or isinstance(x, (nnx.Module, nnx.Variable, list, dict))
+
     if isinstance(node, list):
         items: Any = enumerate(node)
     else:
         items = node.items() if isinstance(node, dict) else vars(node).items()
     for key, child in list(items):
-        new = replaced(child)
-        if new is None:
+        leaves, tree = jax.tree.flatten(child, is_leaf=is_node)
+        if not any(id(leaf) in sparse for leaf in leaves):
             continue
+        new = jax.tree.unflatten(tree, [sparse.get(id(leaf), leaf) for leaf in leaves])
         if isinstance(node, nnx.Module):
             setattr(node, key, new)
         else:

@@ -286,6 +286,30 @@ def test_vmap_of_every_operand_and_of_the_structure():
     close(jax.vmap(of_q)(patterns), [of_q(A)] * 2, 1e-12)
 
 
+def test_vmap_of_patterns_with_what_their_sequences_share():
+    """Models of a pattern each: what a call has one of for its two sequences is mapped too."""
+    A, (q, k, v) = pattern(None), operands("float64")
+    x = jnp.arange(4.0), jnp.linspace(-1, 1, 20).reshape(4, 5), jnp.ones(A.nnz)
+
+    def loss(x, A, lengths):
+        sinks, table, bias = x
+        options = dict(sinks=sinks, relative_bias=table, bias=bias)
+        options |= dict(key_value_seq_lengths=lengths)
+        return jnp.sum(jnp.sin(sparse_attention(q, k, v, A, **options)))
+
+    stack = lambda x, y: jax.tree.map(lambda *pair: jnp.stack(pair), x, y)
+
+    @jax.jit
+    def both(x):
+        each, y = jax.value_and_grad(loss), jax.tree.map(lambda x: x / 2, x)
+        lengths = jnp.asarray([30, 20], jnp.int32)
+        found = jax.vmap(each)(stack(x, y), stack(A, A), lengths)
+        return found, stack(each(x, A, lengths[0]), each(y, A, lengths[1]))
+
+    found, want = map(jax.tree.leaves, both(x))
+    close(found, want, 1e-12)
+
+
 def test_a_bias_of_no_entries_has_a_gradient():
     q, offsets, none = jnp.ones((1, 4, 1, 8)), jnp.zeros(5, jnp.int32), jnp.zeros(0, jnp.int32)
 

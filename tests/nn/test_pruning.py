@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from sgap_jax import BCSR, CSC, CSR, CVS, nn, prune
+from sgap_jax.nn import linen as snn
 
 
 def test_schedule_is_the_papers_equation():
@@ -46,6 +47,16 @@ def test_mask_is_what_prune_keeps(format, sparsity):
     np.testing.assert_array_equal(nn.magnitude_mask(W, sparsity, format), expected)
     traced = jax.jit(nn.magnitude_mask, static_argnames="format")(W, sparsity, format=format)
     np.testing.assert_array_equal(traced, expected)
+
+
+@pytest.mark.parametrize("format", [CSR, BCSR(3, 4)])
+def test_mask_of_magnitudes_whose_squares_are_out_of_range(format):
+    """Of float32, whose squares `prune` takes in float64."""
+    W = np.random.default_rng(0).standard_normal((20, 15)).astype(np.float32)
+    W *= np.float32(10.0) ** np.repeat([-30, 25, 0, -20], 5)[:, None]
+    kept = prune(W, format, sparsity=0.3)
+    expected = kept.with_values(jnp.ones_like(kept.values)).todense() != 0
+    np.testing.assert_array_equal(nn.magnitude_mask(W, 0.3, format), expected)
 
 
 def test_mask_of_ties_and_nan():
@@ -240,3 +251,20 @@ def test_stacked_layers_are_pruned_each_by_itself():
 def test_prune_step_refuses_a_model_without_masks():
     with pytest.raises(ValueError, match="Linear has no MaskedLinear"):
         nn.prune_step(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), 0.5)
+
+
+@pytest.mark.parametrize("sparsity", [90, -0.1, float("nan"), "0.9", np.full(3, 0.5)], ids=repr)
+def test_a_sparsity_out_of_range_masks_nothing(sparsity):
+    """90 is no percentage: it would mask all weights."""
+    layer, words = masked(), "sparsity: expected a number from 0 to 1"
+    with pytest.raises(ValueError, match="prune_step: " + words):
+        nn.prune_step(layer, sparsity)
+    variables = {
+        "params": {"kernel": np.ones((3, 4))},
+        "structure": {"mask": np.ones((3, 4), bool)},
+    }
+    with pytest.raises(ValueError, match="prune_step: " + words):
+        snn.prune_step(variables, sparsity)
+    with pytest.raises(ValueError, match="magnitude_mask: " + words):
+        nn.magnitude_mask(np.ones((3, 4)), sparsity)
+    assert layer.mask[...].all()

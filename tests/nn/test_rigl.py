@@ -133,6 +133,24 @@ def test_ties_nan_and_infinity():
     same(layer.weight, want)
 
 
+def test_norms_of_groups_whose_squares_are_out_of_range():
+    @jax.jit
+    def step(values, offsets, columns, G, fraction):
+        options = dict(shape=(M, K), format=CVS(4))
+        W = SparseArray.from_arrays(values, offsets, columns, **options)
+        return rigl.regrown("rigl_step", W, G, fraction)[0]
+
+    norms = np.asarray([1e-24, 3e-24, 2e25], np.float32)
+    values, zeros, G = np.repeat(norms[:, None], 4, 1), np.zeros((3, 4)), np.zeros((M, K))
+    (G[:4, 1], G[4:8, 2], G[4:8, 5]), G[8:, 7] = norms, 4e25
+    values, zeros, G = (np.asarray(x, np.float32) for x in (values, zeros, G))
+    first = np.asarray([0, 3, 3, 3], np.int32), np.asarray([0, 3, 4], np.int32)
+    assert set(groups_of(step(zeros, *first, G, 1 / 3))) == {(0, 0), (0, 3), (2, 7)}
+    assert set(groups_of(step(zeros, *first, G, 1.0))) == {(1, 2), (1, 5), (2, 7)}
+    places = np.asarray([0, 1, 3, 3], np.int32), np.asarray([1, 2, 5], np.int32)
+    assert set(groups_of(step(values, *places, 0 * G, 1 / 3))) == {(0, 0), (1, 2), (1, 5)}
+
+
 def test_the_greatest_of_any_norms():
     """Against a stable sort; NaN is less than every number."""
     rng, greatest = np.random.default_rng(5), jax.jit(regrow._greatest)
@@ -190,6 +208,30 @@ def test_gradients_in_dense_weights_are_those_of_a_dense_twin():
     np.testing.assert_allclose(found, jax.grad(lambda W: dense(W).sum())(weights), rtol=1e-5)
     with pytest.raises(ValueError, match="dense_gradients: model: expected one with an nn.Sparse"):
         nn.dense_gradients(loss, model.own.to_dense(), x)
+
+
+class Mapped(nnx.Module):
+    def __init__(self):
+        self.one, options = layer_of(), dict(sparsity=0.7, param_dtype=jnp.float64)
+        make = nnx.vmap(lambda key: nn.SparseLinear(K, M, rngs=nnx.Rngs(key), **options))
+        self.layers = make(jax.random.split(jax.random.key(0), 3))
+
+
+def test_gradients_in_dense_weights_where_the_loss_maps():
+    """Over the inputs, over gradients in them, and over layers that share their inputs."""
+    rng = np.random.default_rng(3)
+    shapes = (5, K), (5, K), (5, M), (3, 5, M)
+    x, t, u, v = (jax.device_put(rng.standard_normal(shape)) for shape in shapes)
+    share = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))
+
+    def loss(model):
+        slopes = jax.vmap(lambda x, u: jax.grad(lambda x: jnp.vdot(u, model.one(x)))(x))(x, u)
+        of_one = jnp.vdot(u, jax.vmap(model.one)(x)) + jnp.vdot(t, slopes)
+        return of_one + jnp.vdot(v, share(model.layers, x))
+
+    found = nnx.jit(lambda: nn.dense_gradients(loss, Mapped()))()
+    np.testing.assert_allclose(found["one",], u.T @ (x + t), rtol=1e-12)
+    np.testing.assert_allclose(found["layers",], np.moveaxis(v, 1, 2) @ x, rtol=1e-12)
 
 
 def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():

@@ -1,5 +1,7 @@
 """`sparsify` and the layers that it makes, against the dense ones."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,6 +111,26 @@ def test_models_are_changed_in_place():
         nn.sparsify(model, 0.5, where="attention")
     with pytest.raises(TypeError, match=r"where: expected a name .*, got \{'up'\}"):
         nn.sparsify(model, 0.5, where={"up"})
+
+
+class Held(NamedTuple):
+    layer: Any
+    scale: float
+
+
+class InTuples(nnx.Module):
+    def __init__(self, rngs):
+        first, second = (nnx.Linear(4, 4, rngs=rngs) for _ in range(2))
+        self.pair = nnx.data((first, [(second, jnp.tanh)]))
+        self.held = nnx.data({"again": Held(first, 2.0)})
+
+
+def test_layers_in_tuples_are_replaced():
+    model = nn.sparsify(InTuples(nnx.Rngs(0)), 0.5)
+    first, [(second, function)] = model.pair
+    assert type(first) is type(second) is nn.SparseLinear and function is jnp.tanh
+    assert model.held == {"again": Held(first, 2.0)}
+    assert len(jax.tree.leaves(nnx.state(model, nnx.Param))) == 4
 
 
 def test_global_scope_compares_all_layers():

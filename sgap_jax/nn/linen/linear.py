@@ -172,7 +172,7 @@ def prune_step(
 
     Args:
       variables: {"params": ..., "structure": ...}, of one layer or of a whole model.
-      sparsity: share of the groups to drop.
+      sparsity: share of the groups to drop, from 0 to 1.
       format: of the layers; it defines the groups.
       variable_axes: the axis along which layers are stacked, for each collection, as given to
         `linen.scan` or `linen.vmap` (nested ones must have the same axes). An axis None: that
@@ -181,8 +181,9 @@ def prune_step(
 
     Raises:
       TypeError: `variable_axes` is no mapping of names of collections to integers or None.
-      ValueError: no mask in `variables`, `variable_axes` of other collections alone, or the shapes
-        of a layer's variables are not those of layers stacked along these axes.
+      ValueError: no mask in `variables`, a sparsity out of range, `variable_axes` of other
+        collections alone, or the shapes of a layer's variables are not those of layers stacked
+        along these axes.
     """
     axes = _variable_axes(variable_axes)
     structure = flatten_dict(variables.get("structure", {}))
