@@ -340,7 +340,8 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
             return split
         entries = vectors.expand(split)
         return entries if entries.format == format else _converted(entries, format, limit)
-    if A.ndim != 2 or not (format in (CSR, CSC) or format.is_coordinate):
+    of_matrices = format in (CSR, CSC) or format.is_coordinate
+    if A.ndim != 2 or A.format.dense_modes or not of_matrices:
         return _assembled(A, format, limit)
     if not A.is_checked and A.format.levels[:2] != CSR.levels:
         A = _in_order(A)

@@ -512,7 +512,8 @@ def _operands(A: Any, B: Any) -> tuple[SparseArray, SparseArray]:
         raise ValueError(
             f"{_OP}: B: expected {A.shape[1]} rows, as A has columns, got shape {B.shape}"
         )
-    A, B = (x.asformat(CSR) if x.format.block_shape else x for x in (A, B))
+    entries = (not x.format.block_shape and not x.format.dense_modes for x in (A, B))
+    A, B = (x if own else x.asformat(CSR) for x, own in zip((A, B), entries, strict=True))
     return A, B
 
 

@@ -29,12 +29,14 @@ from sgap_jax import (
     Reference,
     ScheduleError,
     SparseArray,
+    evaluate,
     explain,
     random,
     spgemm,
     spgemm_plan,
     spmm,
 )
+from sgap_jax.formats.levels import Compressed, Dense, Format
 from sgap_jax.formats.stored import LaterTranspose
 from sgap_jax.primitives.spgemm_pattern import _saturating_offsets
 from sgap_jax.runtime.native import native
@@ -474,6 +476,18 @@ def test_vectors_and_blocks_are_multiplied_by_their_entries():
     np.testing.assert_array_equal(C.to_scipy().toarray(), a @ b)
     found = A.with_values(slope).todense()  # zeros within a block have a slope too
     np.testing.assert_array_equal(np.where(a, found, 0), (a != 0) * b.sum(1))
+
+
+def test_fibers_are_multiplied_by_their_entries():
+    a = np.diag([1.0, 0.0, 2.0, 3.0])
+    A = SparseArray.from_dense(a)
+    rows = Format((Compressed(), Dense()))  # those with an entry, whole
+    fibers = evaluate("C(i,j) = A(i,j)", A=A, format=rows)
+    assert fibers.format == rows
+    np.testing.assert_array_equal(fibers.asformat("CSC").todense(), a)
+    np.testing.assert_array_equal(spgemm(fibers, A).todense(), a @ a)
+    with pytest.raises(ValueError, match="CSR of a traced structure"):
+        jax.jit(lambda F, A: spgemm(F, A, nse=16))(fibers, A)
 
 
 def test_what_is_refused():
