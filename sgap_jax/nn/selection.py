@@ -392,7 +392,8 @@ def indexer_loss(
     index_query, index_key, index_weight = indexed
     rows = jax.vmap(_divergence)(q, k, index_query, index_key, index_weight, patterns)
     if lengths is None:
-        return jnp.mean(rows)
+        # Of nothing the mean would be NaN.
+        return jnp.mean(rows) if rows.size else jnp.zeros((), rows.dtype)
     inside = structure.positions(rows.shape[1])[None] < lengths[:, None]
     total = jnp.sum(jnp.where(inside, rows, jnp.zeros((), rows.dtype)))
     return total / jnp.maximum(jnp.sum(inside), 1).astype(rows.dtype)

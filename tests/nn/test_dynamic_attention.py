@@ -249,6 +249,17 @@ def test_the_loss_of_the_indexer(lengths):
     close(out, layer(X, key_value_seq_lengths=lengths))
 
 
+def test_the_loss_over_nothing_is_zero():
+    graph, own, rest = index_split(token_layer(twin_of()))
+
+    def loss(own, x):
+        return nnx.merge(graph, own, rest)(x, return_indexer_loss=True)[1]
+
+    grad = jax.value_and_grad(loss)
+    found = jax.jit(grad)(own, X[:0]), jax.jit(loss)(own, X[:, :0])
+    assert not any(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(found))
+
+
 # ---- decoding -----------------------------------------------------------------------------------
 
 
