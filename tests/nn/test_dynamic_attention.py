@@ -286,6 +286,16 @@ def test_positions_one_by_one_are_those_of_a_whole_pass(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_the_last_index_of_all_stays(name):
+    layer = LAYERS[name](twin_of())
+    layer.init_cache(X.shape, jnp.float64)
+    layer.cache_index[...] = jnp.int32(2**31 - 2)
+    first, second = (step(layer, X[:, t : t + 2]) for t in (0, 0))
+    assert layer.cache_index[...] == 2**31 - 1
+    close(first, second)
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_several_positions_at_a_time_and_past_the_end(name, monkeypatch):
     in_small_tiles(monkeypatch, 2 * L)
     layer = LAYERS[name](twin_of())
