@@ -114,13 +114,7 @@ def kept_groups(op: str, shape: tuple[int, ...], format: Format, sparsity: Any) 
 
 def _share(op: str, name: str, value: Any) -> float:
     checks.check_concrete(value, name, op, "how much is stored is a static size")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise ValueError(f"{op}: {name}: expected a number from 0 to 1, got {value!r}")
-    return number
+    return float(checks.check_share(value, name, op))
 
 
 def _groups(shape: tuple[int, ...], format: Format) -> int:

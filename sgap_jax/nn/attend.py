@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import as_array, check_count
+from sgap_jax.formats.checks import as_array, check_count, is_traced
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.nn.structure import check_format
 from sgap_jax.primitives._define import accumulator, check_sparse
@@ -224,6 +224,8 @@ def _of_sequences(op: str, name: str, ids: Any, leading: tuple[int, ...]) -> Any
 
 def _whole_mask(op: str, mask: Any, full: tuple[int, ...]) -> jax.Array:
     """A mask that broadcasts to `full` ([..., H, L, S]), as bool [B|1, H|1, L|1, S|1]."""
+    mask = as_array(mask)
+    _check_no_bias(op, mask)
     mask = jnp.asarray(mask).astype(bool)
     fits = mask.ndim <= len(full) and all(
         got in (1, want) for got, want in zip(mask.shape[::-1], full[::-1], strict=False)
@@ -235,6 +237,22 @@ def _whole_mask(op: str, mask: Any, full: tuple[int, ...]) -> jax.Array:
     if math.prod(leading) > 1:
         mask = jnp.broadcast_to(mask, (*full[:-3], *last))
     return mask.reshape(math.prod(mask.shape[:-3]), *last)
+
+
+def _check_no_bias(op: str, mask: Any) -> None:
+    """ValueError for a mask of floats other than 0 and 1, as one of 0 and -infinity that others add
+    to the scores: as bools it would be its own opposite. Flax's masks are floats 0 and 1."""
+    if not jnp.issubdtype(mask.dtype, jnp.floating) or is_traced(mask):
+        return
+    if isinstance(mask, jax.Array) and not mask.is_fully_addressable:
+        return
+    values = np.asarray(mask)
+    odd = values[(values != 0) & (values != 1)]
+    if odd.size:
+        raise ValueError(
+            f"{op}: mask: expected bools, or floats 0 and 1, got {odd[0]}; pass bias= for numbers "
+            "that are added to the scores"
+        )
 
 
 def _mask_bias(mask: jax.Array, pattern: SparseArray, dtype: Any) -> jax.Array:

@@ -122,12 +122,13 @@ class SparseMultiHeadAttention(ProjectedAttention):
     inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
     place of the layer's own; `mask`, bool and broadcastable to [..., num_heads, query length, key
     length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
-    padding); `bias` is added to the scores of stored entries, in the shapes of `sparse_attention`
-    (with one pattern for each head a sequence of these); `is_causal` leaves out keys after the
-    query; `segment_ids` [..., length] (or [length]), which may be traced, keep queries to the keys
-    of their own segment; `input_positions` [..., length] are for rotary embeddings, 0, 1, ... if
-    None; `sow_weights` sows the weights of the stored entries, [..., num_heads, entries], before
-    dropout, as `attention_weights` in `nnx.Intermediate` (with one pattern for each head a list).
+    padding; floats 0 and 1 are taken, as Flax makes them, others refused unless traced); `bias` is
+    added to the scores of stored entries, in the shapes of `sparse_attention` (with one pattern for
+    each head a sequence of these); `is_causal` leaves out keys after the query; `segment_ids` [...,
+    length] (or [length]), which may be traced, keep queries to the keys of their own segment;
+    `input_positions` [..., length] are for rotary embeddings, 0, 1, ... if None; `sow_weights` sows
+    the weights of the stored entries, [..., num_heads, entries], before dropout, as
+    `attention_weights` in `nnx.Intermediate` (with one pattern for each head a list).
 
     With `decode` (of the layer, of a call, or by `nnx.view`) a call takes the next positions of a
     sequence, one or several, and adds their keys and values to a cache, which `init_cache(shape of

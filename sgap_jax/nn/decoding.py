@@ -47,7 +47,12 @@ def attend_next(
     if options.get("alibi_slopes") is not None or options.get("relative_bias") is not None:
         options["query_offset"] = jnp.minimum(index, keys.shape[-3] - 1)
     out = attend(op, query, *wide, rows, mask, False, None, **options)
-    return out, (keys, values, index + query.shape[-3])
+    return out, (keys, values, next_index(index, query.shape[-3]))
+
+
+def next_index(index: jax.Array, count: int) -> jax.Array:
+    """The position after `count` more, or the last one that the dtype has, where it would wrap."""
+    return jnp.minimum(index, jnp.iinfo(index.dtype).max - count) + count
 
 
 def next_positions(

@@ -197,7 +197,8 @@ def mixture(
         tokens = jnp.where(mask[:, None], tokens, jnp.zeros((), tokens.dtype))
     count = tokens.shape[0] * choices
     capacity = None
-    if capacity_factor is not None:
+    # From a factor of `experts` on, one expert may have all the choices: nothing is dropped.
+    if capacity_factor is not None and capacity_factor < experts:
         capacity = math.ceil(capacity_factor * count / experts)
     wide = accumulator(x.dtype)
     logits = tokens.astype(wide) @ router.astype(wide)

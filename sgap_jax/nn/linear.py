@@ -18,7 +18,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_concrete, is_traced
+from sgap_jax.formats.checks import check_concrete, check_count, is_traced
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.prune import prune
 from sgap_jax.formats.structure import concrete
@@ -221,7 +221,8 @@ class SparseLinear(SparseWeight):
     bias.
 
     Raises:
-      ValueError: sparsity is out of range, or x has another last axis than in_features.
+      ValueError: a negative size, sparsity is out of range, or x has another last axis than
+        in_features. TypeError: a size that is no integer.
       NotImplementedError: another format.
 
     Source: Gale et al., SC20 (sparse weights in deep learning); vectorSparse, sections 7 (CVS) and
@@ -249,6 +250,8 @@ class SparseLinear(SparseWeight):
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         self.schedule = check_schedule("SparseLinear", schedule)
+        in_features = check_count(in_features, "in_features", "SparseLinear")
+        out_features = check_count(out_features, "out_features", "SparseLinear")
         self.in_features, self.out_features = in_features, out_features
         self.dtype = dtype
         self.param_dtype = param_dtype

@@ -42,7 +42,7 @@ class MoE(nnx.Module):
         divided by itself it is 1, and the router learns nothing from the task.
       capacity_factor: None, or each expert takes at most capacity_factor * tokens * num_selected /
         num_experts tokens, the first ones; the others skip it. `tokens` are all of the call, also
-        those that a mask leaves out.
+        those that a mask leaves out. Infinity is None.
       block: rows of a block; None: up to 16, by how many tokens an expert has on average.
       dtype, param_dtype, promote_dtype: as in `nnx.Linear`. The router runs in float32 at least.
       router_init, kernel_init: initializers of `router` [features, num_experts] and of the others;

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import BCSR, CSR
-from sgap_jax.nn.decoding import next_positions
+from sgap_jax.nn.decoding import next_index, next_positions
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.row_reduce import row_max, row_sum
@@ -214,8 +214,8 @@ def decode_blocks(
     group = row // T  # of sequence group // Hk, and of head group % Hk
     columns = jnp.where(inside, (group // Hk * S + token) * Hk + group % Hk, 0)
     out = _attend_rows(q, wide_keys, wide_values, ends, columns, Hk)
-    count = query.shape[-3]
-    return out.reshape(*leading, *out.shape[1:]), (keys, values, means, index + count)
+    after = next_index(index, query.shape[-3])
+    return out.reshape(*leading, *out.shape[1:]), (keys, values, means, after)
 
 
 def _new_means(means: jax.Array, keys: jax.Array, position: jax.Array, size: int) -> jax.Array:
@@ -373,7 +373,7 @@ def decode_tokens(
     )
     columns = columns + (structure.positions(B) * S)[:, None]
     out = _attend_rows(q, wide_keys, wide_values, *_flat_rows(offsets, columns), 1)
-    after = index + query.shape[-3]
+    after = next_index(index, query.shape[-3])
     return out.reshape(*leading, *out.shape[1:]), (keys, values, index_keys, after)
 
 
@@ -392,7 +392,8 @@ def indexer_loss(
     index_query, index_key, index_weight = indexed
     rows = jax.vmap(_divergence)(q, k, index_query, index_key, index_weight, patterns)
     if lengths is None:
-        return jnp.mean(rows)
+        # Of nothing the mean would be NaN.
+        return jnp.mean(rows) if rows.size else jnp.zeros((), rows.dtype)
     inside = structure.positions(rows.shape[1])[None] < lengths[:, None]
     total = jnp.sum(jnp.where(inside, rows, jnp.zeros((), rows.dtype)))
     return total / jnp.maximum(jnp.sum(inside), 1).astype(rows.dtype)

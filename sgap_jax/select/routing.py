@@ -147,7 +147,7 @@ def route(
     experts = checks.check_count(experts, "experts", what, 1)
     block = checks.check_count(block, "block", what, 1)
     if capacity is not None:
-        capacity = checks.check_count(capacity, "capacity", what)
+        capacity = min(checks.check_count(capacity, "capacity", what), checks.INT32_MAX)
     given = checks.as_array(expert_of_token)
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"{what}: expert_of_token must be integers, got {given.dtype}")

@@ -86,6 +86,22 @@ def test_masks_and_causality():
     close(layer(x, mask=causal), layer(x, is_causal=True))
 
 
+def test_a_mask_of_numbers_to_add_is_refused():
+    pattern, _ = mask(L, L)
+    layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **FLOAT64)
+    twin = snn.SparseSelfAttention(H, **FLOAT64)
+    x, keep = inputs(1, L, IN), np.arange(L) < 5
+    added = np.where(keep, 0.0, -np.inf)
+    initial = partial(twin.init, jax.random.key(0), x, pattern=pattern)
+    for one in (partial(layer, x), initial):
+        for wrong in (added, jnp.asarray(added, jnp.bfloat16), np.where(keep, np.nan, 1.0)):
+            with pytest.raises(ValueError, match="Attention: mask: expected bools.*pass bias= for"):
+                one(mask=wrong)
+    given = (keep, jnp.asarray(keep, jnp.float16))
+    want, *found = jax.jit(lambda m: [layer(x, mask=m) for m in (*given, m)])(keep.astype(float))
+    close(found, [want] * 2)
+
+
 def test_a_query_without_keys_gets_the_bias():
     layer = nn.SparseSelfAttention(H, IN, rngs=nnx.Rngs(0), **BIASED)
     empty = SparseArray.from_dense(np.zeros((L, L)))

@@ -136,6 +136,15 @@ def test_the_cache_is_flaxs_and_past_its_end_the_last_position_is_overwritten():
         close(getattr(layer, name)[...], getattr(twin, name)[...])
 
 
+def test_the_last_index_of_all_stays():
+    layer = nn.SparseSelfAttention(H, IN, pattern=patterns(CSR)[0], decode=True, rngs=nnx.Rngs(0))
+    layer.init_cache(X.shape)
+    layer.cache_index[...] = jnp.int32(2**31 - 2)
+    for _ in range(2):
+        at_once(layer, X[:, :1].astype(jnp.float32))
+        assert layer.cache_index[...] == 2**31 - 1
+
+
 @pytest.mark.parametrize("prompt", [10, L])
 def test_several_positions_over_the_end(prompt):
     layer = layer_of(patterns(CSR)[0], bias_init=nnx.initializers.normal())

@@ -249,6 +249,17 @@ def test_the_loss_of_the_indexer(lengths):
     close(out, layer(X, key_value_seq_lengths=lengths))
 
 
+def test_the_loss_over_nothing_is_zero():
+    graph, own, rest = index_split(token_layer(twin_of()))
+
+    def loss(own, x):
+        return nnx.merge(graph, own, rest)(x, return_indexer_loss=True)[1]
+
+    grad = jax.value_and_grad(loss)
+    found = jax.jit(grad)(own, X[:0]), jax.jit(loss)(own, X[:, :0])
+    assert not any(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(found))
+
+
 # ---- decoding -----------------------------------------------------------------------------------
 
 
@@ -272,6 +283,16 @@ def test_positions_one_by_one_are_those_of_a_whole_pass(name):
     close(
         jnp.concatenate([step(layer, X[:, t : t + 1]) for t in range(5, L)], axis=1), whole[:, 5:]
     )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_last_index_of_all_stays(name):
+    layer = LAYERS[name](twin_of())
+    layer.init_cache(X.shape, jnp.float64)
+    layer.cache_index[...] = jnp.int32(2**31 - 2)
+    first, second = (step(layer, X[:, t : t + 2]) for t in (0, 0))
+    assert layer.cache_index[...] == 2**31 - 1
+    close(first, second)
 
 
 @pytest.mark.parametrize("name", LAYERS)

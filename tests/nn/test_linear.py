@@ -9,6 +9,7 @@ from jax.test_util import check_grads
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, Reference, SparseArray, nn, prune
+from sgap_jax.nn import linen as snn
 
 # Vectors and blocks that do not divide the 20 outputs or the 12 inputs.
 FORMATS = {"CSR": CSR, "CVS(8)": CVS(8), "BCSR(3, 5)": BCSR(3, 5)}
@@ -189,6 +190,18 @@ def test_wrong_arguments_are_named():
     rngs = nnx.Rngs(0)
     with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1, got 1.5"):
         nn.SparseLinear(3, 4, sparsity=1.5, rngs=rngs)
+    with pytest.raises(ValueError, match="SparseLinear: sparsity: expected a number .* got '0.9'"):
+        nn.SparseLinear(3, 4, sparsity="0.9", rngs=rngs)
+    for size, error, words in (
+        (-24, ValueError, "not be negative, got -24"),
+        (24.0, TypeError, "be an integer, got 24.0"),
+    ):
+        with pytest.raises(error, match=f"SparseLinear: in_features must {words}"):
+            nn.SparseLinear(size, 4, sparsity=0.5, rngs=rngs)
+        with pytest.raises(error, match=f"SparseLinear: out_features must {words}"):
+            nn.SparseLinear(4, size, sparsity=0.5, rngs=rngs)
+        with pytest.raises(error, match=f"SparseLinear: features must {words}"):
+            snn.SparseLinear(size, 0.5).init(jax.random.key(0), np.ones(4, np.float32))
     for format in (CSC, COO, CVS(8).transposed, BCSR(2, 2).transposed):
         with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
             nn.SparseLinear(3, 4, sparsity=0.5, format=format, rngs=rngs)

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from sgap_jax import nn
+from sgap_jax import nn, select
 from sgap_jax.nn import linen as snn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,12 +119,27 @@ def test_shapes_dtypes_and_no_tokens():
     layer = layer_of()
     close(layer(X[0, 0]), loop(layer, X[0, :1])[0])
     assert layer(X[:0]).shape == (0, 11, 6)
+    assert layer_of(capacity_factor=np.inf)(X[:0]).shape == (0, 11, 6)
     _, losses = layer(X[:0], return_losses=True)
     assert losses.load_balancing == 0 and losses.z == 0
     half = layer_of(dtype=jnp.bfloat16)
     y = half(X)
     assert y.dtype == jnp.bfloat16 and half.w_in.dtype == jnp.float32
     close(y.astype(jnp.float32), loop(layer, X), 0.1)
+
+
+def test_a_capacity_without_an_end_drops_nothing():
+    layers = [layer_of(capacity_factor=factor) for factor in (None, np.inf, 1e30)]
+    params = nnx.to_pure_dict(nnx.state(layers[0], nnx.Param))
+
+    @jax.jit
+    def outputs(x):
+        twin = snn.MoE(10, capacity_factor=np.inf, **SIZES)
+        return [layer(x) for layer in layers], twin.apply({"params": params}, x)
+
+    (want, *found), linens = outputs(X)
+    close([*found, linens], [want] * 3)
+    assert select.route(np.array([[0], [1], [0]]), 2, capacity=2**40).dropped == 0
 
 
 def test_linen_twin():
@@ -177,6 +192,7 @@ def test_errors():
         (dict(num_experts=0), "num_experts must be at least 1, got 0"),
         (dict(block=0), "block must be at least 1, got 0"),
         (dict(capacity_factor=-1.0), "capacity_factor must not be negative, got -1.0"),
+        (dict(capacity_factor=np.nan), "capacity_factor must not be negative, got nan"),
     ):
         with pytest.raises(ValueError, match=f"MoE: {words}"):
             layer_of(**options)

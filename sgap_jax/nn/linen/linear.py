@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_count
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.vectors import grid
 from sgap_jax.nn.linear import (
@@ -53,7 +54,7 @@ class SparseLinear(linen.Module):
     @linen.compact
     def __call__(self, inputs: Any) -> jax.Array:
         inputs = jnp.asarray(inputs)
-        shape = (self.features, inputs.shape[-1])
+        shape = (check_count(self.features, "features", "SparseLinear"), inputs.shape[-1])
         format = check_format("SparseLinear", self.format)
 
         def places() -> dict[str, Any]:
