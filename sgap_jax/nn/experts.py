@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax.typing import Initializer
+from jax import export
 
 from sgap_jax.formats import checks
 from sgap_jax.primitives._define import accumulator
@@ -165,6 +166,8 @@ def choose(logits: jax.Array, choices: int, normalize: bool) -> tuple[jax.Array,
 def block_size(choices: int, experts: int) -> int:
     """Rows of a block: up to LONGEST_BLOCK, and where an expert has few tokens, so few that
     padding to blocks adds little."""
+    if export.is_symbolic_dim(choices):
+        return LONGEST_BLOCK
     each = choices / experts / 4
     return 2 ** math.floor(math.log2(min(max(each, 4), LONGEST_BLOCK)))
 
@@ -199,6 +202,10 @@ def mixture(
     capacity = None
     # From a factor of `experts` on, one expert may have all the choices: nothing is dropped.
     if capacity_factor is not None and capacity_factor < experts:
+        if export.is_symbolic_dim(count):
+            raise NotImplementedError(
+                f"{op}: capacity_factor: none for a symbolic number of tokens; the nearest is None"
+            )
         capacity = math.ceil(capacity_factor * count / experts)
     wide = accumulator(x.dtype)
     logits = tokens.astype(wide) @ router.astype(wide)

@@ -63,6 +63,7 @@ class MoE(nnx.Module):
     Raises:
       ValueError: sizes below 1, more experts selected than there are, another last axis of x, or a
         mask of another shape. TypeError: a mask that is not bool.
+      NotImplementedError: a capacity_factor below num_experts for a symbolic number of tokens.
 
     Source: MegaBlocks (Gale et al., MLSys 2023), section 4; Switch Transformer (Fedus et al.,
     2022), section 2.

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
@@ -97,6 +98,10 @@ def sparse_softmax(
         values = check_entry_values("sparse_softmax", "values", A, values, ("...",))
         if values.ndim == 1:
             return _softmax(A.with_values(values), factor, **of)
+        if export.is_symbolic_dim(math.prod(values.shape[1:])):
+            # The length of a kernel's vectors is static, its batch is not.
+            softmax = jax.vmap(lambda v: _softmax(A.with_values(v), factor, **of), 1, 1)
+            return softmax(values.reshape(values.shape[0], -1)).reshape(values.shape)
         return _softmax_of_vectors(A, values, factor, **of)
     values = _softmax(split_blocks(A), factor, **of)
     return A.with_values(join_blocks(A, values))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
@@ -503,8 +504,9 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     values, x, *arrays = args
     only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
     x_moved = jnp.moveaxis(x, dims[1], 2) if only_x else x  # [1, k, size, n]
+    narrow = only_x and not export.is_symbolic_dim(x_moved.shape[3])
     # With explicit mesh axes, split dimensions cannot be joined.
-    narrow = only_x and x_moved.shape[3] < _FOLD_COLUMNS and not any(jax.typeof(x).sharding.spec)
+    narrow = narrow and x_moved.shape[3] < _FOLD_COLUMNS and not any(jax.typeof(x).sharding.spec)
     if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[2] > 0:
         # The mapped axis is the outer one: where devices split it, they split the columns.
         _, k, size, n = x_moved.shape

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from sgap_jax.formats import checks, structure, vectors
 from sgap_jax.formats.array import SparseArray
@@ -219,7 +220,11 @@ def _checked_shape(
     if grid is not None:
         most = [size * side for size, side in zip(grid, vectors.tile(format), strict=True)]
         expected = f"scores {list(grid)} in {format} are those of at most {most}"
-    given = checks.check_shape(most if shape is None else shape, what)
+    given: tuple[Any, ...] = most if shape is None else shape
+    if shape is None and export.is_symbolic_dim(most[0]):  # rows of a program for any batch
+        given = (most[0], *checks.check_shape(most[1:], what))
+    else:
+        given = checks.check_shape(given, what)
     own = vectors.grid(given, format) if len(given) == 2 else None
     if own is None or (grid is not None and own != list(grid)):
         raise ValueError(f"{what}: shape: {expected}, got {list(given)}")

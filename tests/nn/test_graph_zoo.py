@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 from jax.test_util import check_grads
 
-from sgap_jax import BCSR, COO, CSC, CSR, SparseArray, aggregate, graphs, nn
+from sgap_jax import BCSR, COO, CSC, CSR, SparseArray, aggregate, graphs, info, nn
 from sgap_jax.nn import linen as snn
 
 N, IN, OUT = 9, 5, 4
@@ -252,6 +252,16 @@ def test_gatv2_of_leading_axes(concat, leading):
     assert y.shape == (*leading, N, 2 * OUT if concat else OUT)
     for place in np.ndindex(leading):
         close(y[place], layer(graph, (x[place], own), f))
+
+
+def test_gatv2_of_any_batch_in_an_exported_program():
+    graph, (b,) = SparseArray.from_dense(directed().astype(float)), jax.export.symbolic_shape("b")
+    layer = nn.GATv2Conv(IN, OUT, heads=2, rngs=nnx.Rngs(0), **FLOAT64)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    call = jax.value_and_grad(lambda x: jnp.sum(jnp.sin(layer(graph, x))))
+    batch = jax.ShapeDtypeStruct((b, N, IN), jnp.float64)
+    exported = jax.export.export(jax.jit(call), disabled_checks=allowed)(batch)
+    close(*jax.jit(lambda x: (exported.call(x), call(x)))(normal(3, N, IN)))
 
 
 def test_gatv2_returns_the_vectors_of_edges():

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from sgap_jax import nn, select
+from sgap_jax import info, nn, select
 from sgap_jax.nn import linen as snn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +184,23 @@ def test_losses_of_the_router():
     found = X.reshape(-1, 6) @ layer.router[...]
     balance = nn.load_balancing_loss(found, jax.lax.top_k(found, 2)[1])
     close(tuple(losses), (balance, nn.router_z_loss(found)))
+
+
+@pytest.mark.tier("all")
+def test_any_number_of_tokens_in_an_exported_program():
+    (b,) = jax.export.symbolic_shape("b")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    layer = layer_of(num_selected=1, activation=jnp.tanh)
+    tokens = jax.ShapeDtypeStruct((b, 6), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: layer(x)), disabled_checks=allowed)(tokens)
+    x, router, w_in, w_out = map(np.asarray, (X[0], layer.router, layer.w_in, layer.w_out))
+    share = np.exp(x @ router)
+    share /= share.sum(1, keepdims=True)
+    outputs = np.tanh(x @ w_in.swapaxes(1, 2)) @ w_out  # [experts, tokens, features]
+    chosen = share.argmax(1), np.arange(len(x))
+    close(exported.call(x), share.max(1)[:, None] * outputs[chosen])
+    with pytest.raises(NotImplementedError, match="MoE: capacity_factor: none for a symbolic"):
+        jax.export.export(jax.jit(layer_of(capacity_factor=1.0)))(tokens)
 
 
 def test_errors():
