@@ -419,6 +419,7 @@ class SparseArray(Operators):
         1, 0 as NumPy also takes it; ValueError for another."""
         reverse = tuple(range(self.ndim))[::-1]
         named: Any = (axes, *more) if more else axes
+        named = named.tolist() if hasattr(named, "tolist") else named
         given = reverse if named is None else named if isinstance(named, Sequence) else (named,)
         if tuple(i + self.ndim if i in range(-self.ndim, 0) else i for i in given) != reverse:
             raise ValueError(

@@ -214,8 +214,8 @@ def check_share(share: Any, name: str, op: str) -> Any:
             raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")
         return share
     try:
-        known = jnp.shape(share) == () and not isinstance(share, str | bool)
-        inside = known and 0 <= float(share) <= 1
+        known = jnp.shape(share) == () and not isinstance(share, str)
+        inside = known and np.asarray(share).dtype != bool and 0 <= float(share) <= 1
     except (TypeError, ValueError):
         inside = False
     if not inside:

@@ -113,16 +113,20 @@ def from_coordinates(
 
 def _stacked(coordinates: Any, what: str) -> Any:
     """[nnz, ndim] of a tuple of index arrays; anything else as it is."""
-    arrays = isinstance(coordinates, tuple) and all(hasattr(x, "ndim") for x in coordinates)
-    if not arrays or not coordinates or not all(x.ndim for x in coordinates):
+    arrays = isinstance(coordinates, tuple) and any(getattr(x, "ndim", 0) for x in coordinates)
+    if not arrays:
         return coordinates
+    coordinates = [checks.as_array(x) for x in coordinates]
     shapes = [list(x.shape) for x in coordinates]
     if any(shape != shapes[0] or len(shape) != 1 for shape in shapes):
         raise ValueError(
             f"{what}: coordinates: expected a tuple of index arrays [nnz], one for each dimension, "
             f"got shapes {', '.join(map(str, shapes))}"
         )
-    return (jnp if checks.is_traced(*coordinates) else np).stack(coordinates, axis=1)
+    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in coordinates)
+    if integers and checks.is_traced(*coordinates):
+        return jnp.stack([checks.saturated(x) for x in coordinates], axis=1)
+    return np.stack(coordinates, axis=1)
 
 
 def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ def cg(
       norm(b - A x) <= 2 max(tol norm(b), atol) in each column, else how many iterations were
       allowed. Twice, because the iteration stops at a residual that it updates, from which rounding
       takes it. Of 16-bit operands, x before it is rounded. It costs one product with A; JAX's
-      solvers give None. Where the residual is NaN, so is x, in that column.
+      solvers give None. Where the residual is NaN or infinite x and its gradients are NaN, in that
+      column.
 
     Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
     Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).
@@ -140,7 +141,7 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
         own = options | {"atol": options["atol"] / scale.real}
         x0 = None if x0 is None else x0 / scale
         x = scale * solver(matvec, b / scale, x0, M=precondition, **own)[0]
-        return jnp.where(jnp.isnan(b).any(), jnp.nan, x)  # for which JAX's solvers return x0
+        return jnp.where(jnp.isfinite(b).all(), x, jnp.nan)  # for others JAX's solvers return x0
 
     def of_vector(b: jax.Array, x0: Any) -> jax.Array:
         x0 = None if x0 is None else jax.lax.stop_gradient(x0)
@@ -155,15 +156,15 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
         each = jax.vmap(of_vector, in_axes=(1, None if x0 is None else 1), out_axes=1)
     x = each(b, x0)
     unknown, info = _found(A, b, x, options)
-    # Added, so that cotangents pass: their own solves do not depend on b.
-    return x + jnp.where(unknown if b.ndim == 1 else unknown[None], jnp.nan, 0.0), info
+    # A factor, so that cotangents are NaN too: their own solves know nothing of this one.
+    return x * jnp.where(unknown if b.ndim == 1 else unknown[None], jnp.nan, 1.0), info
 
 
 def _found(
     A: Any, b: jax.Array, x: jax.Array, options: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """[] or [k]: whether the residual is NaN; and [], int32: 0 where every column has converged,
-    else the number of allowed iterations."""
+    """[] or [k]: whether the residual is NaN or infinite; and [], int32: 0 where every column has
+    converged, else the number of allowed iterations."""
     b, x = jax.lax.stop_gradient((b, x))
     if isinstance(A, SparseArray):
         A = jax.lax.stop_gradient(A)
@@ -173,10 +174,11 @@ def _found(
     b, left, atol = b / scale[None], left / scale[None], options["atol"] / scale.real
     enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), atol)
     residual = jnp.linalg.norm(left, axis=0)
-    converged = jnp.all(residual <= 2 * enough)  # not of NaN
+    unknown = ~jnp.isfinite(residual)
+    converged = jnp.all((residual <= 2 * enough) & ~unknown)
     allowed = 10 * b.shape[0] if options["maxiter"] is None else options["maxiter"]
     info = jnp.where(converged, 0, min(allowed, checks.INT32_MAX)).astype(jnp.int32)
-    return jnp.isnan(residual), info
+    return unknown, info
 
 
 def _power_of_two(b: jax.Array) -> jax.Array:

@@ -367,8 +367,8 @@ class SparseLinear(SparseWeight):
 @jax.custom_vjp
 def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     """x weight^T of a dense weight of zeros, of which only the gradient is computed."""
-    # Zeros that vmap sees depend on both: of others it adds up the cotangents of the whole batch
-    # before the rule below has each of them meet its own x.
+    # These zeros depend on both operands: the cotangents of a result that does not, vmap adds up
+    # over the batch, before the rule below multiplies each by its own x.
     sums = weight.sum(1).astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
     return jnp.where(False, x.sum(-1, keepdims=True) + sums, jnp.zeros((), x.dtype))
 

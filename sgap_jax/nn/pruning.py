@@ -124,7 +124,8 @@ def norms_of_tiles(x: jax.Array) -> jax.Array:
 
     def scaled(x: jax.Array, _: jax.Array) -> jax.Array:
         """Of squares of what is near 1: others are infinite, or vanish."""
-        greatest = jnp.abs(x.astype(wide)).max((1, 3))
+        # No power of two whose inverse is subnormal, which would count as 0.
+        greatest = jnp.minimum(jnp.abs(x.astype(wide)).max((1, 3)), limits.max / 4)
         scale = jax.lax.reduce_precision(greatest, exponent_bits=limits.nexp, mantissa_bits=0)
         scale = jnp.where((scale > 0) & (scale < jnp.inf), scale, jnp.ones_like(scale))
         near = x.astype(wide) / scale[:, None, :, None]

@@ -185,6 +185,12 @@ def _split(data: Sequence, count: int) -> tuple[list, list]:
     return split, axes
 
 
+def _repeated(operands: Sequence, sizes: Sequence) -> list:
+    """The first operands, each element of a batch as often in turn as gives these batch sizes."""
+    pairs = zip(operands, sizes, strict=False)
+    return [x if x.shape[0] == n else jnp.repeat(x, n // x.shape[0], 0) for x, n in pairs]
+
+
 def joined(x: Any) -> Any:
     """[S, B, ...] -> [S B, ...]. An explicit split of B alone is no split of the result: it is
     undone."""
@@ -304,6 +310,7 @@ def define_each(
     launches: Callable,
     rewrite: Callable[[dict], Callable | None],
     reference: Callable,
+    whole_batch: bool = False,
 ) -> None:
     """Makes `each(primitive)`; the first `data` operands are data, and `axes` are those of one
     structure.
@@ -312,6 +319,7 @@ def define_each(
     `launches(ctx, operands, params)` lowers it to CUDA kernels through `launch_lowering`; both
     return None where there is no kernel for it. `rewrite(params)` is the function, if any, that
     such a call is computed by then. Without `cpu` it is the `reference` on every platform.
+    `whole_batch`: as of `define`.
     """
     whole = _EACH[primitive] = Primitive(f"{primitive.name}_each")
     multiple = whole.multiple_results = primitive.multiple_results
@@ -350,9 +358,7 @@ def define_each(
             sizes[least] = batch
 
         def inputs(*operands: Any) -> list:
-            pairs = zip(operands, sizes, strict=False)
-            dense = [x if x.shape[0] == n else jnp.repeat(x, n // x.shape[0], 0) for x, n in pairs]
-            return [*dense, *(x.reshape(-1) for x in operands[data:])]
+            return [*_repeated(operands, sizes), *(x.reshape(-1) for x in operands[data:])]
 
         given = plain_lowering(inputs, True, ctx, operands)
         arrays = _avals_of_one(ctx.avals_in, data)[data:]
@@ -362,6 +368,22 @@ def define_each(
         ]
         with _lowering_for(count):
             return launches(ctx.replace(avals_in=[*dense, *arrays]), given, params)
+
+    def in_whole_batch(ctx: Any, operands: Sequence) -> tuple[Any, Sequence]:
+        """Data that each structure has one of, repeated for each element of its batch."""
+        avals, batch = ctx.avals_in, batch_of_all(ctx.avals_in)
+        sizes = [x.shape[0] if x.shape[0] == 1 else batch for x in avals[:data]]
+        if all(x.shape[0] == n for x, n in zip(avals, sizes, strict=False)):
+            return ctx, operands
+
+        def repeated(*operands: Any) -> list:
+            return [*_repeated(operands, sizes), *operands[data:]]
+
+        dense = [
+            out_aval(x, (n, *x.shape[1:]), x.dtype) for x, n in zip(avals, sizes, strict=False)
+        ]
+        given = plain_lowering(repeated, True, ctx, operands)
+        return ctx.replace(avals_in=[*dense, *avals[data:]]), given
 
     def batch_of_all(avals: Sequence) -> Any:
         count = avals[data].shape[0]
@@ -404,11 +426,12 @@ def define_each(
         if schedule is not None and schedule._host_launches() is not None:
             return in_one_launch(schedule, ctx, *operands, **params)
         if not isinstance(schedule, Reference):
-            one = _avals_of_one(ctx.avals_in, data)
-            results = results_of_one(ctx.avals_in, params)
-            of_one = ctx.replace(avals_in=one, avals_out=results if multiple else [results])
-            with _lowering_for(ctx.avals_in[data].shape[0]):
-                lowered = cpu(of_one, *operands, **params)
+            own, given = in_whole_batch(ctx, operands) if whole_batch else (ctx, operands)
+            one = _avals_of_one(own.avals_in, data)
+            results = results_of_one(own.avals_in, params)
+            of_one = own.replace(avals_in=one, avals_out=results if multiple else [results])
+            with _lowering_for(own.avals_in[data].shape[0]):
+                lowered = cpu(of_one, *given, **params)
         return loop(ctx, *operands, **params) if lowered is None else lowered
 
     def jvp(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:

@@ -75,6 +75,7 @@ def define(
     checked: Callable[[dict], bool] = itemgetter("checked"),
     multiple_results: bool = False,
     lists: bool = False,
+    whole_batch: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules, or registers the rules for an existing one.
 
@@ -96,6 +97,8 @@ def define(
     With multiple results, only the first has a derivative unless `jvp` gives lists of tangents.
     `lists`: the primitive, or its derivatives, take work lists that a structure keeps
     (_kept_lists.py), of which the rules see nothing.
+    `whole_batch`: the CPU's kernel for several structures takes data of which each element of their
+    joint batch has its own, or all share one; not one for each structure.
     """
     primitive = Primitive(primitive) if isinstance(primitive, str) else primitive
     name = primitive.name
@@ -231,7 +234,8 @@ def define(
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
         kernels = None if cpu is None else own_cpu
-        define_each(primitive, data, axes_of, kernels, launches, rewrite, reference)
+        rules = kernels, launches, rewrite, reference, whole_batch
+        define_each(primitive, data, axes_of, *rules)
     return primitive
 
 

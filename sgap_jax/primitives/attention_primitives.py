@@ -199,8 +199,6 @@ def _of_one_structure(launch: Any) -> Any:
 def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
     arrays, axes = args[data:], dims[data:]
     if all(x.ndim == 1 + (d is not None) for x, d in zip(arrays, axes, strict=True)):
-        if any(d is not None for d in axes):
-            args, dims = _of_whole_batch(data, args, dims)
         return batch_rule(primitive, data, args, dims, **params)
     # The structures of the mapped elements follow each other, as their sequences do.
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
@@ -209,19 +207,6 @@ def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tu
     if all(d is None for d in axes):
         own[0], axes[0] = jnp.broadcast_to(own[0], (size, *own[0].shape)), 0
     return batch_rule(primitive, data, [*own, *every], [*axes, *[None] * len(every)], **params)
-
-
-def _of_whole_batch(data: int, args: Any, dims: Any) -> tuple[list, list]:
-    """args and dims in which data that is mapped has the whole batch of each mapped element: in a
-    call on several structures the kernels index sequences of all of them."""
-    args, dims = list(args), list(dims)
-    mapped = {i: jnp.moveaxis(args[i], dims[i], 0) for i in range(data) if dims[i] is not None}
-    batch = joint_batch(
-        *(mapped[i].shape[1] if i in mapped else args[i].shape[0] for i in range(data))
-    )
-    for i, x in mapped.items():
-        args[i], dims[i] = jnp.broadcast_to(x, (x.shape[0], batch, *x.shape[2:])), 0
-    return args, dims
 
 
 def _compact(*operands: Any, **params: Any) -> list:
@@ -364,6 +349,7 @@ define(
     transpose=None,
     multiple_results=True,
     lists=True,
+    whole_batch=True,
 )
 define(
     attention_tangent_p,
@@ -392,4 +378,5 @@ define(
     transpose=_backward_transpose,
     multiple_results=True,
     lists=True,
+    whole_batch=True,
 )

@@ -304,7 +304,10 @@ def test_vmap_of_patterns_with_what_their_sequences_share():
         each, y = jax.value_and_grad(loss), jax.tree.map(lambda x: x / 2, x)
         lengths = jnp.asarray([30, 20], jnp.int32)
         found = jax.vmap(each)(stack(x, y), stack(A, A), lengths)
-        return found, stack(each(x, A, lengths[0]), each(y, A, lengths[1]))
+        of_patterns = jax.vmap(each, (None, 0, None))  # within: of each x, and of each length
+        nested = jax.vmap(of_patterns, (0, None, 0))(stack(x, y), stack(A, A), lengths)
+        nested = jax.tree.map(lambda x: x[:, 1], nested)
+        return (found, nested), (stack(each(x, A, lengths[0]), each(y, A, lengths[1])),) * 2
 
     found, want = map(jax.tree.leaves, both(x))
     close(found, want, 1e-12)

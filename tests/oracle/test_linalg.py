@@ -218,7 +218,7 @@ def test_norms(dtype):
 
 
 def test_a_column_without_an_answer_is_nan():
-    """JAX's solvers end at x0 where a residual is NaN, which a gradient would not show."""
+    """JAX's solvers end at x0 where a residual is NaN or infinite, which nothing would show."""
     a, two = SYMMETRIC[:3, :3], np.array([[1, 2], [np.nan, 3], [1, 2.0]])
     A = of(a)
 
@@ -234,7 +234,9 @@ def test_a_column_without_an_answer_is_nan():
     for solved in (x, slope):
         assert np.isnan(solved[0, :, 0]).all()
         np.testing.assert_allclose(solved[0, :, 1], np.linalg.solve(a, two[:, 1]), rtol=1e-6)
-    assert np.isnan(x[1]).all()
+    assert np.isnan(x[1]).all() and np.isnan(slope[1]).all()
+    x, info = linalg.cg(A, np.array([1, np.inf, 2]))
+    assert np.isnan(x).all() and info == 30
 
 
 def test_dominant_eigenvalues():
