@@ -48,10 +48,10 @@ def wait(started: list[subprocess.Popen], grace: float, out: TextIO) -> list[int
     threads = [
         threading.Thread(target=_copied, args=(i, each, out)) for i, each in enumerate(started)
     ]
-    for thread in threads:
-        thread.start()
     deadline = None
-    try:
+    try:  # from before anybody reads that they run, and may end this process
+        for thread in threads:
+            thread.start()
         while any(each.poll() is None for each in started):
             if deadline is None and any(each.poll() for each in started):
                 deadline = time.monotonic() + grace
@@ -63,7 +63,8 @@ def wait(started: list[subprocess.Popen], grace: float, out: TextIO) -> list[int
             each.kill()
             each.wait()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
     return [each.wait() for each in started]
 
 
