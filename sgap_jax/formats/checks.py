@@ -208,7 +208,8 @@ def saturated(integers: Any) -> jax.Array:
 
 
 def check_share(share: Any, name: str, op: str) -> Any:
-    """`share`, if it is a number from 0 to 1 or a traced scalar."""
+    """`share` itself; ValueError unless it is a number from 0 to 1, or a traced scalar, whose value
+    nobody knows yet."""
     if is_traced(share):
         if share.shape != ():
             raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")

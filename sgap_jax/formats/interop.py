@@ -123,10 +123,10 @@ def _stacked(coordinates: Any, what: str) -> Any:
             f"{what}: coordinates: expected a tuple of index arrays [nnz], one for each dimension, "
             f"got shapes {', '.join(map(str, shapes))}"
         )
+    if not checks.is_traced(*coordinates):
+        return np.stack(coordinates, axis=1)
     integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in coordinates)
-    if integers and checks.is_traced(*coordinates):
-        return jnp.stack([checks.saturated(x) for x in coordinates], axis=1)
-    return np.stack(coordinates, axis=1)
+    return jnp.stack([checks.saturated(x) for x in coordinates] if integers else coordinates, 1)
 
 
 def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:

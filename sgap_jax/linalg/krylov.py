@@ -49,8 +49,8 @@ def cg(
       norm(b - A x) <= 2 max(tol norm(b), atol) in each column, else how many iterations were
       allowed. Twice, because the iteration stops at a residual that it updates, from which rounding
       takes it. Of 16-bit operands, x before it is rounded. It costs one product with A; JAX's
-      solvers give None. Where the residual is NaN or infinite x and its gradients are NaN, in that
-      column.
+      solvers give None. Where the residual of a column is NaN or infinite, x and its gradients are
+      NaN there.
 
     Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
     Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).

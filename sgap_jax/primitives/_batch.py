@@ -186,7 +186,8 @@ def _split(data: Sequence, count: int) -> tuple[list, list]:
 
 
 def _repeated(operands: Sequence, sizes: Sequence) -> list:
-    """The first operands, each element of a batch as often in turn as gives these batch sizes."""
+    """Those operands that have one of these batch sizes, in order: each element is repeated, one
+    after another, until the batch is of that size."""
     pairs = zip(operands, sizes, strict=False)
     return [x if x.shape[0] == n else jnp.repeat(x, n // x.shape[0], 0) for x, n in pairs]
 
@@ -370,7 +371,8 @@ def define_each(
             return launches(ctx.replace(avals_in=[*dense, *arrays]), given, params)
 
     def in_whole_batch(ctx: Any, operands: Sequence) -> tuple[Any, Sequence]:
-        """Data that each structure has one of, repeated for each element of its batch."""
+        """The context and the operands with data in which each structure has one element for all
+        of its batch repeated for each element of that batch."""
         avals, batch = ctx.avals_in, batch_of_all(ctx.avals_in)
         sizes = [x.shape[0] if x.shape[0] == 1 else batch for x in avals[:data]]
         if all(x.shape[0] == n for x, n in zip(avals, sizes, strict=False)):

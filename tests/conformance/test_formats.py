@@ -248,6 +248,8 @@ def test_a_tuple_has_the_coordinates_of_each_dimension():
     np.testing.assert_array_equal(traced(where), dense)
     columns = np.array([1, 2**33])  # the second is none, and would be 0 in 32 bits
     far = jax.jit(lambda i: SparseArray.from_coordinates((i, columns), values, (3, 3)).todense())
+    with pytest.raises(ValueError, match="coordinates: expected an integer dtype, got float32"):
+        far(np.float32(where[0]))
     np.testing.assert_array_equal(far(where[0]), dense * (dense == 2))
     with pytest.raises(
         ValueError, match=r"coordinates: .*one for each dimension, got .*\[2\], \[3\]"
