@@ -125,8 +125,8 @@ def _stacked(coordinates: Any, what: str) -> Any:
         )
     if not checks.is_traced(*coordinates):
         return np.stack(coordinates, axis=1)
-    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in coordinates)
-    return jnp.stack([checks.saturated(x) for x in coordinates] if integers else coordinates, 1)
+    coordinates = [checks.check_indices(x, "coordinates", 1, what) for x in coordinates]
+    return jnp.stack([checks.saturated(x) for x in coordinates], axis=1)
 
 
 def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:
