@@ -71,6 +71,20 @@ inline void PackLanes(uint32_t mask, Vector<T, N> x, T* target) {
   for (int count = 0; mask != 0; mask &= mask - 1, ++count) target[count] = x[__builtin_ctz(mask)];
 }
 
+// Writes these lanes and nothing behind them. Returns how many they are.
+template <typename T, int N>
+inline int PackOnly(uint32_t mask, Vector<T, N> x, T* target) {
+  const int count = __builtin_popcount(mask);
+#if defined(__AVX512DQ__)
+  if constexpr (N * sizeof(T) == 64) {
+    StoreFirst(target, CompressLanes<T>(mask, BitCast<__m512i>(x)), count);
+    return count;
+  }
+#endif
+  for (int i = 0; mask != 0; mask &= mask - 1, ++i) target[i] = x[__builtin_ctz(mask)];
+  return count;
+}
+
 // Writes the numbers of a mask's bits, counted from `first`, in order; up to 64 may be written.
 // Seldom more than 16 are set. Returns how many are.
 inline int PackBits(uint64_t mask, int32_t first, int32_t* target) {

@@ -58,6 +58,9 @@ struct RowSurvivors {
   // What one without rounding may be greater by, without the factor of a key: by heads with a
   // positive weight, which is added, and by all heads.
   float raised, off;
+  // Without positive weights 0 is the greatest score: by what those of 16 bits may be lower then.
+  // Infinite for other rows.
+  float lower;
 };
 
 // Some rows and heads, kTogether heads of a row and the columns of a panel at a time.
@@ -166,14 +169,10 @@ struct BytePairs {
   }
 
   // A bit for each column, from those of the sample and of the others.
-  static uint64_t Interleaved([[maybe_unused]] uint32_t sample, [[maybe_unused]] uint64_t others) {
+  static uint64_t Interleaved(uint32_t sample, uint64_t others) {
     constexpr uint64_t kFirst = 0x1111111111111111;
     static_assert(kColumnsOfSample == 4 && kColumns == 64);
-#if defined(__BMI2__)
-    return _pdep_u64(sample, kFirst) | _pdep_u64(others, ~kFirst);
-#else
-    return kFirst;
-#endif
+    return Deposit(sample, kFirst) | Deposit(others, ~kFirst);
   }
 };
 
@@ -183,7 +182,7 @@ struct ByteScratch {
   int32_t *columns, *q;
   int32_t *start, *lower;  // where sums begin: those of the sample, and of the other columns
   float* weights;
-  int32_t* rounded_q;  // in 16 bits
+  int32_t *rounded_q, *higher;  // in 16 bits, and where sums of these begin
   float* rounded_weights;
   RowSurvivors* rows;
   OpenColumns open;
@@ -208,7 +207,8 @@ struct ByteScratch {
     sample = floats(at.rows * sample_stride);
     q = ints(pairs * ByteWords(args.depth)), start = ints(pairs), lower = ints(pairs);
     weights = floats(pairs);
-    rounded_q = ints(pairs * RoundedWords(args.depth)), rounded_weights = floats(pairs);
+    rounded_q = ints(pairs * RoundedWords(args.depth)), higher = ints(pairs);
+    rounded_weights = floats(pairs);
     rows = reinterpret_cast<RowSurvivors*>(take(at.rows * int64_t(sizeof(RowSurvivors))));
     scores = floats(room), selection.keys = ints(room);
     open = {ints(room), ints(room), floats(room), ints(room)};
@@ -272,6 +272,30 @@ inline void AddOff(const float* weights, const FewVectors& values, const FewVect
   row.raised += greatest(0), row.off += greatest(-__builtin_inff());
 }
 
+// Of the heads of a row: products of 16 bits that begin so much higher are 0 at most only where
+// those without rounding are. Without a positive weight the score of a column is 0 then, certainly.
+struct CertainZeros {
+  bool known = true;  // no weight is positive, and no product or score is too small for a float32
+  float lower = 0;    // what this takes from a score, without the factor of a key
+
+  int32_t Add(float weight, const RoundedVector& q, int64_t depth, float terms) {
+    const float most = GreatestInteger(depth) + 1, root = __builtin_sqrtf(float(depth));
+    const float norm = q.norm / q.scale, off = q.off / q.scale;
+    const float key = most * root, key_off = 0.52f * root;  // at most, in units of a key's integers
+    const float higher = 1.01f * (off * key + norm * key_off + terms * (norm + off) * key) + 1;
+    lower += higher * -weight;
+    known = known && (weight == 0 || weight <= -0x1p-30f) && q.scale >= 0x1p-40f &&
+            higher < 0x1.8p16f * root;  // and sums stay below 2^31
+    return known ? int32_t(higher) : 0;
+  }
+
+  // A key's factor is at most that of the longest key if this had one element.
+  float Lower(const KeyBounds& keys, int64_t depth) const {
+    const float greatest = keys.norm > kLeastMagnitude ? keys.norm : kLeastMagnitude;
+    return 1.01f * lower * greatest / GreatestInteger(depth);
+  }
+};
+
 // q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a
 // score of theirs may be greater by: without rounding it has, times the factor of the key,
 //   (sum_h t_h w_h (q_h - q'_h)) . k + (sum_h t_h w_h q'_h) . (k - k')
@@ -304,8 +328,10 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
            0,
            0,
            0,
-           0};
+           0,
+           __builtin_inff()};
     RowBound bound;
+    CertainZeros zeros;
     for (int64_t h = 0; h < heads; ++h, ++i) {
       const int64_t place = i % kTogether;
       int32_t* out = own.q + (i - place) * words + place;
@@ -328,6 +354,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
             [&](int64_t w, uint32_t word) { rounded[w * kTogether] = int32_t(word); });
         own.rounded_weights[i] = weight * in_words.scale;
         bound.Add(weight, in_words, keys);
+        own.higher[i] = zeros.Add(own.rounded_weights[i], in_words, args.depth, terms);
         const float norm = found.norm / found.scale, unit_off = found.off / found.scale;
         const float sums = terms * (norm + unit_off) * units.norm;
         const float rounding = __builtin_fabsf(own.weights[i]) * (scaling * units.norm + sums);
@@ -342,7 +369,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
       } else {
         for (int64_t w = 0; w < words; ++w) write(w, 0);
         for (int64_t d = 0; d < padded; ++d) value[d] = off[d] = 0;
-        own.weights[i] = own.rounded_weights[i] = 0;
+        own.weights[i] = own.rounded_weights[i] = 0, own.higher[i] = 0;
         for (int64_t w = 0; w < RoundedWords(args.depth); ++w) {
           own.rounded_q[(i - place) * RoundedWords(args.depth) + w * kTogether + place] = 0;
         }
@@ -357,8 +384,22 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
     row.raised *= 1.01f, row.off *= 1.01f;
     row.small = bound.Small(keys, args.depth, args.heads);
     row.rounded_off = bound.Of(keys, args.depth, args.heads);
+    if (zeros.known) row.lower = zeros.Lower(keys, args.depth) + row.small;
     if (!(row.rounded_off < kGreatestBound)) row.off = __builtin_inff();
   }
+}
+
+// The score of rank `rank` of numbers, with room for their keys.
+inline float ScoreOfRank(const float* scores, int64_t count, int64_t rank, int32_t* keys) {
+  constexpr int N = 16;
+  // Bits of positive numbers are their keys, and those of negative ones are less.
+  const int32_t bits = KeyOfRank(reinterpret_cast<const int32_t*>(scores), count, rank, int64_t(0));
+  if (bits > 0) return ScoreOf<float>(bits);
+  for (int64_t i = 0; i < count; i += N) {
+    const auto own = KeysOf<float, N>(Load<float, N>(scores + i));
+    __builtin_memcpy(keys + i, &own, sizeof(own));
+  }
+  return ScoreOf<float>(KeyOfRank(keys, count, rank, int64_t(0)));
 }
 
 // The cost of computing the score of a column that is left open, in those of bytes.
@@ -402,12 +443,7 @@ inline float ByteThreshold(const float* sample, const char* panels, int64_t dept
     for (int64_t i = 0; i < times; ++i) none_of *= 1 - rank / double(size);
     among = double(count) * (1 - none_of);
   }
-  for (int64_t i = 0; i < count; i += N) {
-    const auto own = KeysOf<float, N>(Load<float, N>(scores + i));
-    __builtin_memcpy(keys + i, &own, sizeof(own));
-  }
-  const auto from = int64_t(among);
-  const float threshold = ScoreOf<float>(KeyOfRank(keys, count, from, int64_t(0)));
+  const float threshold = ScoreOfRank(scores, count, int64_t(among), keys);
   // What is just as great is left.
   const float least = threshold - 2 * row.small - 0x1p-22f * __builtin_fabsf(threshold);
   const float half = 0.5f * row.off;

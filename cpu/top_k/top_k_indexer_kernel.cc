@@ -197,6 +197,21 @@ void LoadPairs(const TopKIndexerArgs& args, int64_t place, int64_t count, int64_
   }
 }
 
+// q [heads, depth] and weights of one row, zeros up to `whole` heads. Whole vectors are written.
+template <typename T>
+void LoadHeads(const TopKIndexerArgs& args, int64_t place, int64_t whole, float* q,
+               float* weights) {
+  constexpr int N = 16;
+  const T* from = static_cast<const T*>(args.q) + place * args.depth;
+  const T* from_weights = static_cast<const T*>(args.weights) + place;
+  const int64_t count = args.heads * args.depth;
+  for (int64_t i = 0; i < count; i += N) Store<float, N>(q + i, LoadPart(from, count, i));
+  for (int64_t i = count; i < whole * args.depth; ++i) q[i] = 0;
+  for (int64_t h = 0; h < whole; ++h) {
+    weights[h] = h < args.heads ? LoadScalar(from_weights + h) : 0;
+  }
+}
+
 int64_t WholePairs(const IndexerRows& at) {
   return (at.pairs + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
 }
@@ -216,11 +231,13 @@ void SelectPlainRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectScored(args.top_k, at, scratch.scores, scratch.selection);
 }
 
-// The scores of the keys of some columns in 16 bits, by kTogether heads at a time. Up to a multiple
-// of 32 of them are written, and columns behind the last one are that one.
+// The scores of the keys of some columns in 16 bits, by kTogether heads at a time, whose sums begin
+// at start[heads], unless that is null. Up to a multiple of 32 of them are written, and columns
+// behind the last one are that one.
 template <int kTogether>
 void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, int64_t count,
-                  const int32_t* q, const float* weights, int64_t heads, float* out) {
+                  const int32_t* q, const int32_t* start, const float* weights, int64_t heads,
+                  float* out) {
   constexpr int N = 16, kVectors = 2, kSome = kVectors * N;
   using Ints = Vector<int32_t, N>;
   using Floats = Vector<float, N>;
@@ -239,7 +256,12 @@ void ScoreRounded(const TopKIndexerArgs& args, int64_t batch, int32_t* columns, 
     }
     const int32_t* own = q;
     for (int64_t first = 0; first < heads; first += kTogether) {
-      Ints sums[kTogether][kVectors] = {};
+      Ints sums[kTogether][kVectors];
+#pragma GCC unroll 8
+      for (int h = 0; h < kTogether; ++h) {
+        const Ints from = (start ? start[first + h] : 0) - Ints{};
+        for (int v = 0; v < kVectors; ++v) sums[h][v] = from;
+      }
       for (int64_t d = 0; d < words; d += 8) {
         Floats x[kVectors][8];
 #pragma GCC unroll 4
@@ -284,8 +306,8 @@ inline Vector<float, 16> Widened(Vector<float, 16> words, int part) {
   }
 }
 
-// The scores of the keys of 16 columns as Pairs has them, of so many features of a multiple of
-// 8 * kPartsOfWord<T>.
+// The scores of the keys of 16 columns as Pairs has them, by q [heads, depth] of so many features
+// of a multiple of 8 * kPartsOfWord<T>.
 template <typename T, int kTogether>
 Vector<float, 16> ScoreRowMajor(const T* keys, const int32_t* columns, int64_t depth,
                                 const float* q, const float* weights, int64_t heads) {
@@ -301,10 +323,12 @@ Vector<float, 16> ScoreRowMajor(const T* keys, const int32_t* columns, int64_t d
       V x[8];
       TransposeEights(KeysOfColumns(keys, columns, words), word, x);
 #pragma GCC unroll 16
-      for (int j = 0; j < 8 * kParts; ++j, own += kTogether) {
+      for (int j = 0; j < 8 * kParts; ++j, ++own) {
         const V values = Widened<T>(x[j / kParts], j % kParts);
 #pragma GCC unroll 8
-        for (int h = 0; h < kTogether; ++h) sums[h] = Products::Add(sums[h], values, own[h] - V{});
+        for (int h = 0; h < kTogether; ++h) {
+          sums[h] = Products::Add(sums[h], values, own[h * depth] - V{});
+        }
       }
     }
 #pragma GCC unroll 8
@@ -331,10 +355,11 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
   };
   prefetch(0), prefetch(N);
   float *panel = memory, *q = panel + args.depth * N, *weights = q + whole * args.depth;
-  LoadPairs<T, kTogether>(args, at.place + row * args.heads, args.heads, whole, q, weights);
+  const int64_t place = at.place + row * args.heads;
   for (int64_t i = count; i % N != 0; ++i) columns[i] = columns[count - 1];
   if constexpr (N == 16) {
     if (args.depth % (8 * kPartsOfWord<T>) == 0) {
+      LoadHeads<T>(args, place, whole, q, weights);
       for (int64_t i = 0; i < count; i += N) {
         prefetch(i + 2 * N);
         Store<float, N>(
@@ -343,6 +368,7 @@ void ScoreColumnsOfRow(const TopKIndexerArgs& args, const IndexerRows& at, int64
       return;
     }
   }
+  LoadPairs<T, kTogether>(args, place, args.heads, whole, q, weights);
   const Pairs<PlainProducts<float>, kTogether, 1, N> pairs{q, weights, args.heads, args.heads,
                                                            args.depth};
   for (int64_t i = 0; i < count; i += N) {
@@ -395,35 +421,51 @@ void SelectWideRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   SelectPlainRows<T>(args, IndexerRows(args, at.batch, at.begin + done, at.rows - done));
 }
 
+// So many columns of a row are scored at a time until k zeros are found, where these are enough.
+constexpr int64_t kZerosTogether = 128;
+
 // The k greatest of a row's survivors, by 16 bits and of what these leave open in floats. False
 // where others may be among them.
 template <typename T>
 bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t r,
                      ByteScratch& own, int32_t* indices) {
-  constexpr int N = 16, kTogether = BytePairs::kTogether;
+  constexpr int kTogether = BytePairs::kTogether;
   const RowSurvivors& row = own.rows[r];
   const int64_t k = args.top_k.k, count = row.count;
   if (count < k || !(row.least < kGreatestBound)) return false;
   const int64_t heads = BytePairs::Parts(args.heads) * kTogether;
-  ScoreRounded<kTogether>(args, at.batch, row.columns, count,
-                          own.rounded_q + r * heads * RoundedWords(args.depth),
-                          own.rounded_weights + r * heads, heads, own.scores);
+  const int64_t words = RoundedWords(args.depth);
+  // Whether 0 is the greatest score, and many columns of the sample have it.
+  const bool zeros_first = row.lower < kGreatestBound && row.least >= -2 * row.small;
+  const auto score_rounded = [&](int64_t from, int64_t some) {
+    ScoreRounded<kTogether>(
+        args, at.batch, row.columns + from, some, own.rounded_q + r * heads * words,
+        zeros_first ? own.higher + r * heads : nullptr, own.rounded_weights + r * heads, heads,
+        own.scores + from);
+  };
   RowScratch<float>& found = own.selection;
   found.scores = own.scores, found.columns = row.columns;
-  for (int64_t i = 0; i < count; i += N) {
-    const auto keys = KeysOf<float, N>(Load<float, N>(own.scores + i));
-    __builtin_memcpy(found.keys + i, &keys, sizeof(keys));
-  }
-  const auto kth = ScoreOf<float>(KeyOfRank(found.keys, count, k, int64_t(0)));
-  const float reach = Reach(row.rounded_off, kth);
   const auto score_columns = args.heads <= 4 ? ScoreColumnsOfRow<T, 4> : ScoreColumnsOfRow<T, 8>;
   const auto score = [&](int32_t* columns, int64_t left, float* out) {
     score_columns(args, at, r, columns, left, own.memory, out);
   };
-  const float last = KeepBetween(count, k, kth - reach, kth + reach, count, found, own.open, score);
-  if (!(last >= row.least + row.small)) return false;
-  __builtin_memcpy(indices, row.columns, size_t(k) * sizeof(int32_t));
-  return true;
+  int64_t scored = 0, zeros = 0;
+  const int64_t together = zeros_first ? kZerosTogether : count;
+  while (scored < count && !(zeros_first && zeros >= k)) {
+    const int64_t some = Least(together, count - scored);
+    score_rounded(scored, some);
+    for (int64_t i = 0; zeros_first && i < some; ++i) zeros += own.scores[scored + i] == 0;
+    scored += some;
+  }
+  float last = 0;
+  if (zeros >= k) {
+    SelectZeros(scored, k, -2 * row.lower, found, own.open, indices, score);
+  } else {
+    const float kth = ScoreOfRank(own.scores, count, k, found.keys);
+    const float reach = Reach(row.rounded_off + (zeros_first ? row.lower : 0), kth);
+    last = SelectBetween(count, k, kth - reach, kth + reach, count, found, own.open, indices, score);
+  }
+  return last >= row.least + row.small;
 }
 
 // By bytes, and those rows of which these say too little by SelectWideRows.

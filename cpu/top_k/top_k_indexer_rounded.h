@@ -16,6 +16,7 @@ constexpr bool kRoundsIndexer = false;
 #endif
 
 constexpr float kGreatestBound = 0x1p100f;
+constexpr float kLeastMagnitude = 0x1p-80f;  // with which scales stay finite
 
 // A vector as `scale` times integers: the norm of that and of the difference, neither too small.
 struct RoundedVector {
@@ -35,8 +36,8 @@ inline Vector<float, 16> LoadPart(const T* x, int64_t depth, int64_t d) {
   return depth - d >= 16 ? Load<T, 16>(x + d) : LoadPartial<T, 16>(x + d, int(depth - d));
 }
 
-// The greatest magnitude of x[0 .. depth), or the least one that scales stay finite with; infinite
-// where an element is not finite.
+// The greatest magnitude of x[0 .. depth), or kLeastMagnitude; infinite where an element is not
+// finite.
 template <typename T>
 float GreatestMagnitude(const T* x, int64_t depth) {
   constexpr int N = 16;
@@ -49,7 +50,7 @@ float GreatestMagnitude(const T* x, int64_t depth) {
   const int32_t bits = GreatestLane<int32_t, N>(magnitudes);
   const float greatest = BitCast<float>(bits), infinity = __builtin_inff();
   if (bits >= BitCast<int32_t>(infinity)) return infinity;
-  return greatest > 0x1p-80f ? greatest : 0x1p-80f;
+  return greatest > kLeastMagnitude ? greatest : kLeastMagnitude;
 }
 
 // x[0 .. depth), which is `greatest` at most, to Integers of 16 or 8 bits, `most` at most, and
@@ -255,52 +256,148 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
   return true;
 }
 
-// Moves the k greatest candidates to the front: those with scores from `high` on are among them,
-// those below `low` are not, and of the others score(columns, count, out) computes the scores
-// without rounding, up to a multiple of a vector of them. Returns a score that the k-th greatest
-// one is not less than; NaN if the others are more than `most`, or if `low` and `high` cannot be
-// right.
-template <typename Score>
-float KeepBetween(int64_t candidates, int64_t k, float low, float high, int64_t most,
-                  RowScratch<float>& scratch, const OpenColumns& open, Score&& score) {
-  using K = Key<float>;
-  constexpr int N = kLanes<float>;
-  int64_t opened = 0, selected = 0;
-  Vector<int32_t, N> places = LaneNumbers<int32_t, N>();
-  for (int64_t i = 0; i < candidates; i += N, places += N) {
-    Vector<float, N> x;
-    Vector<int32_t, N> columns;
-    __builtin_memcpy(&x, scratch.scores + i, sizeof(x));
-    __builtin_memcpy(&columns, scratch.columns + i, sizeof(columns));
-    const uint32_t exist = candidates - i >= N ? ~0u : (1u << (candidates - i)) - 1;
-    const uint32_t above = LanesFrom<float, N>(x, high) & exist;
-    const uint32_t left = LanesFrom<float, N>(x, low) & exist & ~above;
-    if (left != 0) {
-      PackLanes<int32_t, N>(left, columns, places, open.columns + opened, open.places + opened);
-      opened += __builtin_popcount(left);
+// Bits in order, at the places of a mask's.
+inline uint64_t Deposit(uint64_t bits, uint64_t mask) {
+#if defined(__BMI2__)
+  return _pdep_u64(bits, mask);
+#else
+  uint64_t found = 0;
+  for (; mask != 0; mask &= mask - 1, bits >>= 1) found |= bits & 1 ? mask & -mask : 0;
+  return found;
+#endif
+}
+
+// The bits without the last ones, of which `most` are left.
+template <typename Bits>
+inline Bits First(Bits bits, int64_t most) {
+  while (__builtin_popcountll(bits) > most) bits &= ~(Bits(1) << (63 - __builtin_clzll(bits)));
+  return bits;
+}
+
+// Of 64 candidates, which are chosen, and which are open.
+struct CandidateBits {
+  static constexpr int kCount = 64;
+  uint64_t chosen, open;
+};
+
+// The candidates of a row, by their scores.
+struct SortedCandidates {
+  static constexpr int N = 16;
+  CandidateBits* bits;
+  int64_t chosen = 0, opened = 0;
+
+  // Those with scores from `high` on are chosen, others from `low` on are open.
+  SortedCandidates(int64_t candidates, float low, float high, const RowScratch<float>& scratch,
+                   const OpenColumns& open)
+      : bits(reinterpret_cast<CandidateBits*>(scratch.keys)) {
+    CandidateBits* own = bits;
+    for (int64_t i = 0; i < candidates; i += CandidateBits::kCount, ++own) {
+      uint64_t above = 0, from = 0;
+#pragma GCC unroll 4
+      for (int j = 0; j < CandidateBits::kCount; j += N) {
+        Vector<float, N> x;
+        __builtin_memcpy(&x, scratch.scores + i + j, sizeof(x));
+        above |= uint64_t(LanesFrom<float, N>(x, high)) << j;
+        from |= uint64_t(LanesFrom<float, N>(x, low)) << j;
+      }
+      const int64_t left = candidates - i;
+      const uint64_t exist = left < CandidateBits::kCount ? (uint64_t(1) << left) - 1 : ~uint64_t(0);
+      *own = {above & exist, from & exist & ~above};
+      chosen += __builtin_popcountll(own->chosen);
+      opened += PackBits(own->open, int32_t(i), open.places + opened);
     }
-    selected += __builtin_popcount(above);
-    const Vector<K, N> none = Vector<K, N>{} + kAbsent<float>;
-    const Vector<K, N> keys = x >= high ? ~none : none;
-    __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
+    for (int64_t i = 0; i < opened; ++i) open.columns[i] = scratch.columns[open.places[i]];
   }
-  if (opened > most || selected > k || selected + opened < k) return __builtin_nanf("");
-  K kept = ~kAbsent<float> - 1;  // only those above have a greater key
-  int64_t above = selected;
-  if (above < k) {
-    score(open.columns, opened, open.scores);
+
+  // Chooses those of the open ones, in order, for which taken(i), of N from i on, has a bit: after
+  // it nobody reads their scores.
+  template <typename Taken>
+  void Choose(const OpenColumns& open, Taken&& taken) const {
+    char* const stream = reinterpret_cast<char*>(open.scores);
     for (int64_t i = 0; i < opened; i += N) {
+      const auto found = uint16_t(taken(i));
+      __builtin_memcpy(stream + i / 8, &found, sizeof(found));
+    }
+    CandidateBits* own = bits;
+    for (int64_t from = 0; from < opened; ++own) {
+      uint64_t next;
+      __builtin_memcpy(&next, stream + from / 8, sizeof(next));
+      next >>= from % 8;
+      if (from % 8 != 0) next |= uint64_t(uint8_t(stream[from / 8 + 8])) << (64 - from % 8);
+      own->chosen |= Deposit(next, own->open);
+      from += __builtin_popcountll(own->open);
+    }
+  }
+
+  // Writes the columns of the first k that are chosen. As many are.
+  void Write(const int32_t* columns, int64_t k, int32_t* indices) const {
+    const CandidateBits* own = bits;
+    for (int64_t written = 0; written < k; ++own, columns += CandidateBits::kCount) {
+      const int32_t* from = columns;
+      for (uint64_t mask = First(own->chosen, k - written); mask != 0; mask >>= N, from += N) {
+        Vector<int32_t, N> x;
+        __builtin_memcpy(&x, from, sizeof(x));
+        written += PackOnly<int32_t, N>(uint16_t(mask), x, indices + written);
+      }
+    }
+  }
+};
+
+// Selects the k greatest candidates: those with scores from `high` on are among them, those below
+// `low` are not, and of the others score(columns, count, out) computes the scores without rounding,
+// up to a multiple of a vector of them. Returns a score that the k-th greatest one is not less
+// than; NaN if the others are more than `most`, or if `low` and `high` cannot be right.
+template <typename Score>
+float SelectBetween(int64_t candidates, int64_t k, float low, float high, int64_t most,
+                    const RowScratch<float>& scratch, const OpenColumns& open, int32_t* indices,
+                    Score&& score) {
+  constexpr int N = SortedCandidates::N;
+  const SortedCandidates sorted(candidates, low, high, scratch, open);
+  const int64_t left = k - sorted.chosen;
+  if (sorted.opened > most || left < 0 || sorted.opened < left) return __builtin_nanf("");
+  float last = low;
+  if (left > 0) {
+    score(open.columns, sorted.opened, open.scores);
+    for (int64_t i = 0; i < sorted.opened; i += N) {
       Vector<float, N> x;
       __builtin_memcpy(&x, open.scores + i, sizeof(x));
       const auto keys = KeysOf<float, N>(x);
       __builtin_memcpy(open.keys + i, &keys, sizeof(keys));
     }
-    kept = KeyOfRank(open.keys, opened, k - selected, int64_t(0));
-    above += CountFrom<K>(open.keys, opened, kept + 1);
-    for (int64_t i = 0; i < opened; ++i) scratch.keys[open.places[i]] = open.keys[i];
+    const RankedKey<int32_t> kth = RankKeys(open.keys, sorted.opened, left, int64_t(0));
+    int64_t ties = kth.from == left ? left : left - kth.above;
+    sorted.Choose(open, [&](int64_t i) {
+      Vector<int32_t, N> keys;
+      __builtin_memcpy(&keys, open.keys + i, sizeof(keys));
+      const uint32_t from = LanesFrom<int32_t, N>(keys, kth.key);
+      const uint32_t above = LanesFrom<int32_t, N>(keys, kth.key + 1);
+      const uint32_t equal = First(from & ~above, ties);
+      ties -= __builtin_popcount(equal);
+      return above | equal;
+    });
+    last = ScoreOf<float>(kth.key);
   }
-  Keep(scratch, candidates, kept, above, k - above);
-  return selected < k ? ScoreOf<float>(kept) : low;
+  sorted.Write(scratch.columns, k, indices);
+  return last;
+}
+
+// Selects the first k candidates with a score of 0, the greatest there is: those with 0 here, of
+// which there are as many, certainly have it, and of others from `low` on score(columns, count,
+// out) computes it.
+template <typename Score>
+void SelectZeros(int64_t candidates, int64_t k, float low, const RowScratch<float>& scratch,
+                 const OpenColumns& open, int32_t* indices, Score&& score) {
+  constexpr int N = SortedCandidates::N;
+  const SortedCandidates sorted(candidates, low, 0, scratch, open);
+  if (sorted.opened > 0) {
+    score(open.columns, sorted.opened, open.scores);
+    sorted.Choose(open, [&](int64_t i) {
+      Vector<float, N> x;
+      __builtin_memcpy(&x, open.scores + i, sizeof(x));
+      return LanesFrom<float, N>(x, 0);
+    });
+  }
+  sorted.Write(scratch.columns, k, indices);
 }
 
 // What scores off by at most `off` say less than about the k-th greatest of them: others that are
@@ -309,7 +406,7 @@ inline float Reach(float off, float kth) {
   return 2 * off + 0x1p-20f * (__builtin_fabsf(kth) + off);
 }
 
-// SelectRow of scores that are off by at most `off`; `score` as for KeepBetween. -1 if too many
+// SelectRow of scores that are off by at most `off`; `score` as for SelectBetween. -1 if too many
 // would be computed, or if `off` cannot be right.
 template <typename Score>
 int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
@@ -330,10 +427,9 @@ int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
   const float reach = Reach(off, kth);
   const float low = kth - reach, high = kth + reach;
   if (low < scratch.reached) candidates = Candidates(scores, count, 0, low, scratch);
-  const float last = KeepBetween(candidates, k, low, high, 3 * count / 4, scratch, open, score);
-  if (__builtin_isnan(last)) return -1;
-  __builtin_memcpy(indices, scratch.columns, size_t(k) * sizeof(int32_t));
-  return int32_t(k);
+  const float last =
+      SelectBetween(candidates, k, low, high, 3 * count / 4, scratch, open, indices, score);
+  return __builtin_isnan(last) ? -1 : int32_t(k);
 }
 
 }  // namespace sgap::SGAP_ISA
