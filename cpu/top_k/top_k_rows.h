@@ -320,7 +320,8 @@ RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
   for (int step = 0; range.from_low > k + slack && range.low < range.high; ++step) {
     const int64_t size = range.from_low - range.above_high;
     if (size <= kFew && RankBetween(keys, count, k, range.low, range.high, found)) return found;
-    if (step == 0) Tighten(keys, count, range);
+    const bool bounded = range.from_low < count && range.above_high > 0;
+    if (step == 0 && !bounded) Tighten(keys, count, range);
     const U span = U(range.high) - U(range.low);
     if (span == 0) break;
     // On a straight line between the counts; in turns with equal parts, as a bound.
