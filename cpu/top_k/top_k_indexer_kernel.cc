@@ -438,10 +438,10 @@ bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t
   // Whether 0 is the greatest score, and many columns of the sample have it.
   const bool zeros_first = row.lower < kGreatestBound && row.least >= -2 * row.small;
   const auto score_rounded = [&](int64_t from, int64_t some) {
-    ScoreRounded<kTogether>(
-        args, at.batch, row.columns + from, some, own.rounded_q + r * heads * words,
-        zeros_first ? own.higher + r * heads : nullptr, own.rounded_weights + r * heads, heads,
-        own.scores + from);
+    ScoreRounded<kTogether>(args, at.batch, row.columns + from, some,
+                            own.rounded_q + r * heads * words,
+                            zeros_first ? own.higher + r * heads : nullptr,
+                            own.rounded_weights + r * heads, heads, own.scores + from);
   };
   RowScratch<float>& found = own.selection;
   found.scores = own.scores, found.columns = row.columns;
@@ -463,7 +463,8 @@ bool SelectSurvivors(const TopKIndexerArgs& args, const IndexerRows& at, int64_t
   } else {
     const float kth = ScoreOfRank(own.scores, count, k, found.keys);
     const float reach = Reach(row.rounded_off + (zeros_first ? row.lower : 0), kth);
-    last = SelectBetween(count, k, kth - reach, kth + reach, count, found, own.open, indices, score);
+    last =
+        SelectBetween(count, k, kth - reach, kth + reach, count, found, own.open, indices, score);
   }
   return last >= row.least + row.small;
 }

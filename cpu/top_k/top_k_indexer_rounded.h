@@ -301,7 +301,8 @@ struct SortedCandidates {
         from |= uint64_t(LanesFrom<float, N>(x, low)) << j;
       }
       const int64_t left = candidates - i;
-      const uint64_t exist = left < CandidateBits::kCount ? (uint64_t(1) << left) - 1 : ~uint64_t(0);
+      const uint64_t exist =
+          left < CandidateBits::kCount ? (uint64_t(1) << left) - 1 : ~uint64_t(0);
       *own = {above & exist, from & exist & ~above};
       chosen += __builtin_popcountll(own->chosen);
       opened += PackBits(own->open, int32_t(i), open.places + opened);
@@ -412,17 +413,16 @@ template <typename Score>
 int32_t SelectRounded(const float* scores, int64_t count, int64_t k, float off,
                       RowScratch<float>& scratch, const OpenColumns& open, int32_t* indices,
                       Score&& score) {
-  using K = Key<float>;
   if (k <= 0 || count <= 0) return 0;
   if (count <= k) {  // all are finite
     for (int64_t i = 0; i < count; ++i) indices[i] = int32_t(i);
     return int32_t(count);
   }
   scratch.margin = 2 * off;
-  int64_t candidates = CandidatesWithKeys(scores, count, k, 0, scratch);
+  int64_t candidates = CandidatesOrAll(scores, count, k, 0, scratch);
+  const int32_t* const keys = AfterPacking(KeysOfCandidates(candidates, scratch), candidates);
   // The k-th greatest score is within `off` of the k-th greatest of these.
-  const K rank = KeyOfRank(scratch.keys, candidates, k, int64_t(0));
-  const float kth = ScoreOf<float>(rank);
+  const float kth = ScoreOf<float>(KeyOfRank(keys, candidates, k, int64_t(0)));
   if (scratch.reached > -__builtin_inff()) scratch.TryNext(kth, candidates, k);
   const float reach = Reach(off, kth);
   const float low = kth - reach, high = kth + reach;

@@ -503,19 +503,6 @@ void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_co
   }
 }
 
-// Moves the scores and columns of the selected candidates to the front: those with keys above
-// `kept`, of which there are `above`, and the first `ties` of those whose key equals it. Returns
-// how many.
-template <typename T, typename K>
-int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t above, int64_t ties) {
-  const RankedKey<K> last{kept, above, CountFrom(scratch.keys, count, kept)};
-  const auto write = last.from == above + ties ? WriteSelected<false, Accumulator<T>, K>
-                                               : WriteSelected<true, Accumulator<T>, K>;
-  write(scratch.keys, scratch.scores, scratch.columns, count, last, above + ties, scratch.scores,
-        scratch.columns);
-  return above + ties;
-}
-
 // Candidates, at least k of them or all that the row has. Returns how many.
 template <typename T>
 int64_t CandidatesOrAll(const T* scores, int64_t count, int64_t k, int64_t next,
@@ -549,18 +536,6 @@ const Key<Accumulator<T>>* KeysOfCandidates(int64_t candidates, const RowScratch
     __builtin_memcpy(scratch.keys + i, &keys, sizeof(keys));
   }
   return scratch.keys;
-}
-
-// As CandidatesOrAll, with their keys in the scratch.
-template <typename T>
-int64_t CandidatesWithKeys(const T* scores, int64_t count, int64_t k, int64_t next,
-                           RowScratch<T>& scratch) {
-  const int64_t candidates = CandidatesOrAll(scores, count, k, next, scratch);
-  const auto keys = KeysOfCandidates(candidates, scratch);
-  if (keys != scratch.keys) {
-    __builtin_memcpy(scratch.keys, keys, size_t(candidates) * sizeof(*keys));
-  }
-  return candidates;
 }
 
 // The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
