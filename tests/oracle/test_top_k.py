@@ -500,14 +500,34 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
 
 
 @pytest.mark.skipif("avx512_bf16" not in native.supported_isas(), reason="no kernel of bytes")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_decide_nothing_that_floats_would_not(dtype):
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("last bits", "float32"),
+        ("last bits", "bfloat16"),
+        ("zeros", "float32"),
+        ("zeros of small keys", "bfloat16"),
+        ("zeros of small q", "float32"),
+        ("zeros of small weights", "float32"),
+        ("few zeros", "float32"),
+    ],
+)
+def test_bytes_decide_nothing_that_floats_would_not(kind, dtype):
     """Scores that differ in their last bits, or not at all, in floats: the kernel that scores bytes
     first computes these to the bits of the one that does not."""
     rng, m, n, k = np.random.default_rng(7), 33, 1500, 16
     q, weights = rng.standard_normal((m, 4, 32)), abs(rng.standard_normal((m, 4)))
     keys = rng.standard_normal(32) * (1 + 2.0**-23 * rng.integers(0, 4, (n, 1)))
     keys += rng.standard_normal((n, 32)) * (np.arange(n) % 5 == 0)[:, None]
+    if "zeros" in kind:  # few sums are below 0, or nearly 0: of the latter half
+        q, weights = np.float32(q[:1, :1].repeat(m, 0).repeat(4, 1)), -weights
+        keys, place = rng.standard_normal((n, 32)), rng.random(n)
+        sums = rng.choice([-1, 1], n) * 10.0 ** -rng.uniform(3, 7, n)
+        sums[place < (0.004 if "few" in kind else 0.06)], sums[place > 0.16] = -1, 1
+        keys += (sums - keys @ q[0, 0])[:, None] * q[0, 0] / (q[0, 0] @ q[0, 0])
+        keys = keys * (2.0**-84 if "keys" in kind else 1)
+        q = q * (2.0**-84 if "q" in kind else 1)
+        weights = weights * (2.0**-120 if "weights" in kind else 1)
     operands = [cast(x, dtype)[None] for x in (q, keys, weights)]
     limits = np.full((1, m), n, np.int32)
     plain, bytes_first = (
