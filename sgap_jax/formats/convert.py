@@ -275,7 +275,10 @@ def scattered(values: Any, where: tuple[jax.Array, ...], shape: tuple[int, ...])
     """Scatter-add of stored values to the coordinates `where` of a zero array of this shape: a
     traced structure may have duplicates. Coordinates outside `shape`, such as padding, are
     dropped."""
-    values, target = structure.whole(values), jnp.zeros(shape, values.dtype).at[where]
+    values, zeros = structure.whole(values), jnp.zeros(shape, values.dtype)
+    if 0 in shape:  # JAX's transpose of the scatter would gather from no elements
+        return structure.varying_like(zeros, values, *where)
+    target = zeros.at[where]
     return (target.max if values.dtype == jnp.bool_ else target.add)(
         values.reshape(-1), mode="drop"
     )
