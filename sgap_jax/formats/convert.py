@@ -169,6 +169,13 @@ def entries(A: StoredArray, what: str) -> tuple[list[Any], Any]:
     return [index[stored] for index in found], values[stored]
 
 
+def by_entries(A: Array) -> Array:
+    """A, or its entries in CSR where A has vectors or blocks in a traced structure: how many of
+    these a part of A, or a union with another matrix, has is no static size."""
+    arrays = jax.tree.leaves(A.index_arrays)
+    return asformat(A, CSR) if A.format.block_shape and checks.is_traced(*arrays) else A
+
+
 def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
     """For each level, the coordinates of all entries (vectors, blocks) without padding, in the
     order in which they are stored.

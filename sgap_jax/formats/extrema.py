@@ -68,7 +68,7 @@ def _along(A: StoredArray, name: str, axis: Any) -> tuple[int | None, jax.Array,
         raise ValueError(f"{what}: {A.dtype}: complex numbers have no order")
     if any(A.shape[axis] == 0 for axis in axes):
         raise ValueError(f"{what}: no element along an axis of size 0, shape {A.shape}")
-    A = entries.sum_duplicates(A)
+    A = entries.sum_duplicates(convert.by_entries(A))
     if axes == (0,):
         A = A.T
     kept = None if len(axes) == 2 else 1 - axes[0]

@@ -406,6 +406,7 @@ def _traced(A: Array, selectors: Sequence[_Selector]) -> Array:
             f"{_WHAT}: a traced tensor of {A.ndim} dimensions; the nearest is a matrix"
         )
     down, across = selectors
+    A = convert.by_entries(A)
     found = _traced_rows(_traced_rows(A, down).T, across).T
     if down.drops:
         return _vector(found)
