@@ -319,6 +319,13 @@ def asformat(A: Array, format: Format | str, max_fill_in: Any = None) -> Array:
     if format == A.format:
         return A
     require_unbatched(A, f"{what}: A")
+    outer = A.shape[A.format.modes[0]]
+    if A.format.is_coordinate and format in (CSR, CSC):
+        if outer == checks.INT32_MAX:
+            raise NotImplementedError(
+                f"{what}: {format} of a matrix in {A.format} of shape {A.shape}: a size of {outer} "
+                "is one more than int32 offsets allow; the nearest is A.asformat(COO)"
+            )
     index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
     if checks.is_traced(*index_arrays):
         return _converted(structure.unfolded_structure(A), format, limit)
