@@ -99,7 +99,8 @@ def _of_few(A: StoredArray, long: tuple[bool, bool], greatest: bool) -> tuple[An
     """`_of_rows`, and the number of each row or None, of a matrix in which few rows or columns
     store an entry: of those and of the first one that stores none, which has the first zero of all
     that store none."""
-    found, numbers, shape = list(convert.coordinates(A)), [], list(A.shape)
+    found, shape = list(convert.coordinates(A)), list(A.shape)
+    numbers: list[jax.Array | None] = []
     for axis, size in enumerate(A.shape):
         if not long[axis]:
             numbers.append(None)
