@@ -121,10 +121,12 @@ class StructureJob {
   }
 
  private:
+  // Leaves all as it was where there is no memory: another thread then tries again.
   void Compact() {
     if (compact_) return;
-    compact_ = std::make_unique<CompactStructure>(given_);
-    again_ = begin_(compact_->View(given_), compact_.get(), threads_);
+    auto compact = std::make_unique<CompactStructure>(given_);
+    again_ = begin_(compact->View(given_), compact.get(), threads_);
+    compact_ = std::move(compact);
   }
 
   const Structure given_;
