@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -141,14 +142,17 @@ inline void RunShared(xla::ffi::ThreadPool pool, const std::shared_ptr<Work>& wo
                       int64_t helpers) {
   work->stand_by = CallsAreClose();
   BeforeXla(work.get());
-  for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
-    pool.Schedule([work = work]() mutable {
-      AfterXla(work.get());
-      const bool stand_by = work->stand_by;
-      work->Help();
-      work.reset();  // what a call owned is not kept while standing by
-      if (stand_by) StandBy();
-    });
+  try {
+    for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
+      pool.Schedule([work = work]() mutable {
+        AfterXla(work.get());
+        const bool stand_by = work->stand_by;
+        work->Help();
+        work.reset();  // what a call owned is not kept while standing by
+        if (stand_by) StandBy();
+      });
+    }
+  } catch (const std::bad_alloc&) {  // fewer help: those that came may not be left alone
   }
   work->Run();
   Linger(*work);
@@ -158,6 +162,8 @@ inline void RunShared(xla::ffi::ThreadPool pool, const std::shared_ptr<Work>& wo
 // one before is done. Each thread has a share of a phase, next to each other, and helps with those
 // of others when it is through: calls that repeat find what they read in the cache of the same
 // core, and neighbouring tasks share it. The call ends before its last phase unless last_needed().
+// A task that finds no memory makes the call fail: the tasks after it are counted and not run. An
+// exception must not leave a thread of the pool, nor the calling thread while others are at work.
 template <typename Task, typename Needed>
 class Job final : public Work {
  public:
@@ -211,7 +217,7 @@ class Job final : public Work {
         while (share.next.load(std::memory_order_relaxed) < share.end) {
           const int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
           if (task >= share.end) break;
-          run_(task);
+          RunOrFail(task);
           ++count;
         }
       }
@@ -228,10 +234,24 @@ class Job final : public Work {
     }
   }
 
+  void RunOrFail(int64_t task) {
+    if (no_memory_.load(std::memory_order_relaxed)) return;
+    try {
+      run_(task);
+    } catch (const std::bad_alloc&) {
+      no_memory_.store(true, std::memory_order_relaxed);
+    }
+  }
+
   void End() {
     if (ended_.exchange(true, std::memory_order_relaxed)) return;
     BeforeXla(&finished_calls);
-    promise_.SetAvailable();
+    if (no_memory_.load(std::memory_order_relaxed)) {
+      // Short enough for a string that allocates nothing.
+      promise_.SetError({xla::ffi::ErrorCode::kResourceExhausted, "out of memory"});
+    } else {
+      promise_.SetAvailable();
+    }
     NoteCallEnd();
     done_.store(true, std::memory_order_release);
   }
@@ -244,11 +264,12 @@ class Job final : public Work {
   xla::ffi::Promise promise_;
   std::atomic<int64_t> helpers_{0};
   std::atomic<int64_t> finished_{0};
-  std::atomic<bool> ended_{false}, done_{false};
+  std::atomic<bool> no_memory_{false}, ended_{false}, done_{false};
 };
 
-// Calls run(task) for every task in [0, sum of phase_tasks), which must not throw; a phase begins
-// when all tasks of the one before have ended, and the last one only if last_needed() is true then.
+// Calls run(task) for every task in [0, sum of phase_tasks), which may throw std::bad_alloc and
+// nothing else: the call then fails. A phase begins when all tasks of the one before have ended,
+// and the last one only if last_needed() is true then.
 // The calling thread works too and none waits for another, but for a moment; `run` (and what it
 // owns) lives until the last task is done.
 template <typename Task, typename Needed>

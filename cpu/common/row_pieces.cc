@@ -4,8 +4,8 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -154,7 +154,7 @@ void RunOnThreads(int64_t tasks, int64_t threads,
   for (int64_t i = 1; i < threads; ++i) {
     try {
       std::thread([shared, i] { shared->Work(i); }).detach();
-    } catch (const std::system_error&) {  // the system has no more: the others do it
+    } catch (const std::exception&) {  // no more threads, or no memory for one: the others do it
       break;
     }
   }
@@ -187,6 +187,7 @@ RowPieces::RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t>
     if (workers == 1) return;  // it writes in place
   }
   for (Worker& worker : workers_) {
+    worker.tasks.reserve(bounds_.size());  // a thread of RunOnThreads must not throw
     for (const size_t width : widths_) {
       worker.arrays.emplace_back(size_t(room_ + slack) * width);
       ready_ = ready_ && worker.arrays.back().data();

@@ -111,7 +111,11 @@ class StructureJob {
       return;
     }
     if (!Failed()) return;
-    std::call_once(compacted_, [this] { Compact(); });
+    {
+      // Not std::call_once, which does not let exceptions through on every platform (GCC's 66146).
+      const std::lock_guard<std::mutex> lock(compacting_);
+      Compact();
+    }
     const Structure compact = compact_->View(given_);
     for (int64_t i = next_++; i < again_->tasks; i = next_++) {
       again_->Run(compact, i);
@@ -121,17 +125,19 @@ class StructureJob {
   }
 
  private:
+  // Leaves all as it was where there is no memory: another thread then tries again.
   void Compact() {
     if (compact_) return;
-    compact_ = std::make_unique<CompactStructure>(given_);
-    again_ = begin_(compact_->View(given_), compact_.get(), threads_);
+    auto compact = std::make_unique<CompactStructure>(given_);
+    again_ = begin_(compact->View(given_), compact.get(), threads_);
+    compact_ = std::move(compact);
   }
 
   const Structure given_;
   const Begin begin_;
   const int64_t threads_;
   std::atomic<bool> failed_{false};
-  std::once_flag compacted_;
+  std::mutex compacting_;
   std::unique_ptr<CompactStructure> compact_;
   Call call_, again_;
   std::atomic<int64_t> next_{0}, done_{0};

@@ -62,9 +62,9 @@ def multiply(A: Array, B: Any) -> Array:
             raise _refused(f"SparseArray * {type(B).__name__}", B)
         return _scaled(A, B, operator.mul, "SparseArray * x")
     what = "SparseArray * SparseArray"
-    B = _alike(A, B, what)
+    A, B = _alike(A, B, what)
     alike = _same_arrays(A, B)
-    A, B = _each_once(A), _each_once(B)
+    A, B = _each_once(A, what), _each_once(B, what)
     if alike or _one_pattern(A, B, what):
         return replace(A, values=A.values * B.values)
     if _is_traced(A, B):
@@ -100,12 +100,12 @@ def power(A: Array, n: Any) -> Array:
             f"{what}: n: expected a number > 0 that is known, got {n!r}; the nearest is "
             "A.todense()**n, or A.with_values(A.values**n) where entries are"
         )
-    A = _each_once(A)
+    A = _each_once(A, what)
     return replace(A, values=A.values**n)
 
 
 def absolute(A: Array) -> Array:
-    A = _each_once(A)
+    A = _each_once(A, "abs(SparseArray)")
     return replace(A, values=abs(A.values))
 
 
@@ -119,7 +119,7 @@ def compared(A: Array, x: Any, holds: Callable, sign: str) -> Array:
             f"{what}: true where nothing is stored, of {x}; the nearest is A.todense() {sign} x, "
             f"or A.with_values(A.values {sign} x) where entries are"
         )
-    A = _each_once(A)
+    A = _each_once(A, what)
     return replace(A, values=holds(A.values, x))
 
 
@@ -175,7 +175,7 @@ def extremum(A: Array, B: Any, name: str) -> Array:
         number = isinstance(B, int | float | np.generic | np.ndarray | jax.Array)
         if number and np.ndim(B) == 0 and not checks.is_traced(B) and np.isrealobj(B):
             if (B <= 0) if name == "maximum" else (B >= 0):
-                A = _each_once(A)
+                A = _each_once(A, what)
                 dtype = jnp.result_type(A.dtype, getattr(B, "dtype", type(B)))
                 if jnp.issubdtype(dtype, jnp.integer):
                     # JAX would wrap a number that the dtype does not hold: to compare with it is to
@@ -186,9 +186,9 @@ def extremum(A: Array, B: Any, name: str) -> Array:
         call = f"jnp.{name}({{}}, x)"
         of = f"{what} of {type(B).__name__}"
         raise _refused(of, B, call.format("A.todense()"), call.format("A.values"))
-    B = _alike(A, B, what)
+    A, B = _alike(A, B, what)
     alike = _same_arrays(A, B)
-    A, B = _each_once(A), _each_once(B)
+    A, B = _each_once(A, what), _each_once(B, what)
     return _union_of(A, B, combine, what, alike)
 
 
@@ -197,7 +197,7 @@ def _union(A: Array, B: Any, combine: Callable, sign: str) -> Array:
         what = f"SparseArray {sign} {type(B).__name__}"
         raise _refused(what, B, f"A.todense() {sign} x", f"A.values {sign} x")
     what = f"SparseArray {sign} SparseArray"
-    B = _alike(A, B, what)
+    A, B = _alike(A, B, what)
     return _union_of(A, B, combine, what, _same_arrays(A, B))
 
 
@@ -238,7 +238,7 @@ def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
     return structure.whole(a)[from_a] * structure.whole(b)[from_b]
 
 
-def _each_once(A: Array) -> Array:
+def _each_once(A: Array, what: str) -> Array:
     """A with each coordinate once, for what is not linear in the elements: A itself where that was
     checked. Traced blocks that nobody has checked are refused."""
     arrays = [x for level in A.index_arrays for x in level]
@@ -247,17 +247,20 @@ def _each_once(A: Array) -> Array:
         return entries.sum_duplicates(A)
     if A.format.block_shape and not A.is_checked and checks.is_traced(*arrays):
         raise NotImplementedError(
-            f"{A.format} of a traced structure may store a place twice, and this operation needs "
-            "their sum; the nearest is A.asformat(CSR)"
+            f"{what}: {A.format} of a traced structure may store a place twice, and this operation "
+            "needs their sum; the nearest is A.asformat(CSR)"
         )
     return A
 
 
-def _alike(A: Array, B: Array, what: str) -> Array:
-    """B in the format of A."""
+def _alike(A: Array, B: Array, what: str) -> tuple[Array, Array]:
+    """A and B in the format of A; in CSR where A has vectors or blocks, which the traced structure
+    of B, in another format, cannot be converted to."""
     if A.shape != B.shape:
         raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
-    return entries.asformat(B, A.format)
+    if A.format.block_shape and A.format != B.format and _is_traced(B):
+        A = entries.asformat(A, CSR)
+    return A, entries.asformat(B, A.format)
 
 
 def _same_arrays(A: StoredArray, B: StoredArray) -> bool:
@@ -291,7 +294,10 @@ def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
 
 
 def _joined(A: Array, B: Array, combine: Callable, what: str) -> Array:
-    """The union of two traced matrices of entries, in a capacity for all entries of both."""
+    """The union of two traced matrices, in a capacity for all entries of both; in CSR of vectors
+    and blocks."""
+    if A.format.block_shape:
+        A, B = entries.asformat(A, CSR), entries.asformat(B, CSR)
     capacity.require_sortable(A.format, A.ndim, what)
     checks.check_nnz(A.nnz + B.nnz, what)
     lists = [(convert.coordinates(X), X.values.reshape(-1)) for X in (A, B)]

@@ -442,7 +442,7 @@ class SparseArray(Operators):
     def count_nonzero(self, axis: int | tuple[int, ...] | None = None) -> jax.Array:
         """How many elements are not zero, of A or along an axis: integers as of `sum` of bool.
         `A.nnz` counts what is stored, zeros and padding too, and is no array."""
-        return (self != 0).sum(axis)
+        return (convert.by_entries(self) != 0).sum(axis)
 
     def conj(self) -> SparseArray:
         """The complex conjugate: A itself where its dtype is real."""

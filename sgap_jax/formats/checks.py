@@ -207,20 +207,21 @@ def saturated(integers: Any) -> jax.Array:
     return jnp.asarray(integers, jnp.int32)
 
 
-def check_share(share: Any, name: str, op: str) -> Any:
-    """`share` itself; ValueError unless it is a number from 0 to 1, or a traced scalar, whose value
-    nobody knows yet."""
+def check_share(share: Any, name: str, op: str, most: float = 1) -> Any:
+    """`share` itself; ValueError unless it is a number from 0 to `most`, or a traced scalar, whose
+    value nobody knows yet."""
     if is_traced(share):
         if share.shape != ():
             raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")
         return share
     try:
         known = jnp.shape(share) == () and not isinstance(share, str)
-        inside = known and np.asarray(share).dtype != bool and 0 <= float(share) <= 1
+        inside = known and np.asarray(share).dtype != bool and 0 <= float(share) <= most
     except (TypeError, ValueError):
         inside = False
     if not inside:
-        raise ValueError(f"{op}: {name}: expected a number from 0 to 1, got {share!r}")
+        expected = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
+        raise ValueError(f"{op}: {name}: expected a number {expected}, got {share!r}")
     return share
 
 

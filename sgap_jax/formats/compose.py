@@ -3,7 +3,8 @@ triangles.
 
 Where the structures of all operands are concrete, so is that of the result, whatever the values
 are: zeros are stored as others are. Where one is traced, the result has a capacity that always
-suffices, the sum (for `kron` the product) of those of its operands.
+suffices, the sum (for `kron` the product) of those of its operands, and is in CSR where they are of
+vectors or blocks.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ def kron(A: Operand, B: Operand, *, format: Format | str | None = None) -> Spars
     Stores a product for each pair of stored entries. A dense operand has its entries that are not
     zero, all of them if it is traced. Differentiable in the values of both.
 
-    `format`: None is that of both operands, CSR where they differ. ValueError for an operand that
-    is not a matrix, NotImplementedError for a result beyond int32 indices.
+    `format`: None is that of both operands, CSR where they differ or have vectors or blocks in a
+    traced structure. ValueError for an operand that is not a matrix, NotImplementedError for a
+    result beyond int32 indices, and for vectors and blocks as the format of a traced one.
     """
     what = "kron"
     left, right = (_entries(x, what, name) for x, name in ((A, "A"), (B, "B")))
@@ -189,10 +191,12 @@ def block(
 
     Args:
       blocks: rows of blocks. The blocks of a row are equally high, those of a column equally wide.
-      format: None is that of all blocks, CSR where they differ.
+      format: None is that of all blocks, CSR where they differ or one is of vectors or blocks in a
+        traced structure.
       dtype: None is the promoted one of all blocks.
 
-    Raises ValueError for blocks that do not fit, and for a row or column of which all are None.
+    Raises ValueError for blocks that do not fit, and for a row or column of which all are None;
+    NotImplementedError for vectors and blocks as the format of a traced structure.
     """
     return _of_grid([list(row) for row in blocks], format, dtype, "block")
 
@@ -216,8 +220,8 @@ def block_diag(
 
 def tril(A: SparseArray, k: int = 0, *, format: Format | str | None = None) -> SparseArray:
     """The entries (i, j) of a matrix with j - i <= k: on and below the k-th diagonal.
-    `scipy.sparse.tril`. `format`: None is A's. Differentiable in the values; of a traced structure
-    the result has A's capacity."""
+    `scipy.sparse.tril`. `format`: None is A's, CSR for vectors and blocks of a traced structure, of
+    which the result has A's capacity. Differentiable in the values."""
     return _triangle("tril", A, k, format)
 
 
@@ -240,8 +244,8 @@ def _triangle(what: str, A: Any, k: Any, format: Format | str | None) -> SparseA
         above = columns.astype(np.int64) - rows
         kept = np.flatnonzero(above <= k if what == "tril" else above >= k)
         rows, columns, values = rows[kept], columns[kept], values[kept]
-    format = A.format if format is None else format
-    return _of_entries([(rows, columns, values)], (m, n), format, None, what)
+    parts = [(rows, columns, values)]
+    return _of_entries(parts, (m, n), _common(format, (A,)), None, what)
 
 
 def _matrix_shape(shape: Any, what: str) -> tuple[int, int]:
@@ -296,8 +300,12 @@ def _promoted(arrays: Sequence[Any]) -> np.dtype:
 def _common(format: Format | str | None, operands: Sequence[Any]) -> Format | str:
     if format is not None:
         return format
-    formats = {x.format for x in operands if isinstance(x, SparseArray)}
-    return formats.pop() if len(formats) == 1 else CSR
+    sparse = [x for x in operands if isinstance(x, SparseArray)]
+    formats = {x.format for x in sparse}
+    format = formats.pop() if len(formats) == 1 else CSR
+    # How many vectors or blocks a traced structure comes to is no static size.
+    traced = checks.is_traced(*jax.tree.leaves([x.index_arrays for x in sparse]))
+    return CSR if traced and format.block_shape else format
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

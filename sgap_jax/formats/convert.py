@@ -169,6 +169,13 @@ def entries(A: StoredArray, what: str) -> tuple[list[Any], Any]:
     return [index[stored] for index in found], values[stored]
 
 
+def by_entries(A: Array) -> Array:
+    """A, or its entries in CSR where A has vectors or blocks in a traced structure: how many of
+    these a part of A, or a union with another matrix, has is no static size."""
+    arrays = jax.tree.leaves(A.index_arrays)
+    return asformat(A, CSR) if A.format.block_shape and checks.is_traced(*arrays) else A
+
+
 def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
     """For each level, the coordinates of all entries (vectors, blocks) without padding, in the
     order in which they are stored.
@@ -275,7 +282,10 @@ def scattered(values: Any, where: tuple[jax.Array, ...], shape: tuple[int, ...])
     """Scatter-add of stored values to the coordinates `where` of a zero array of this shape: a
     traced structure may have duplicates. Coordinates outside `shape`, such as padding, are
     dropped."""
-    values, target = structure.whole(values), jnp.zeros(shape, values.dtype).at[where]
+    values, zeros = structure.whole(values), jnp.zeros(shape, values.dtype)
+    if 0 in shape:  # JAX's transpose of the scatter would gather from no elements
+        return structure.varying_like(zeros, values, *where)
+    target = zeros.at[where]
     return (target.max if values.dtype == jnp.bool_ else target.add)(
         values.reshape(-1), mode="drop"
     )
@@ -309,6 +319,13 @@ def asformat(A: Array, format: Format | str, max_fill_in: Any = None) -> Array:
     if format == A.format:
         return A
     require_unbatched(A, f"{what}: A")
+    outer = A.shape[A.format.modes[0]]
+    if A.format.is_coordinate and format in (CSR, CSC):
+        if outer == checks.INT32_MAX:
+            raise NotImplementedError(
+                f"{what}: {format} of a matrix in {A.format} of shape {A.shape}: a size of {outer} "
+                "is one more than int32 offsets allow; the nearest is A.asformat(COO)"
+            )
     index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
     if checks.is_traced(*index_arrays):
         return _converted(structure.unfolded_structure(A), format, limit)

@@ -78,11 +78,10 @@ def _unflat(flat: Any, shape: tuple[int, ...]) -> list[Any]:
     return [flat, *reversed(found)]
 
 
-def sum_duplicates(A: Array) -> Array:
-    """See `SparseArray.sum_duplicates`."""
+def sum_duplicates(A: Array, what: str = "SparseArray.sum_duplicates") -> Array:
+    """See `SparseArray.sum_duplicates`; `what` is the operation that needs it."""
     if A.is_checked:
         return A
-    what = "SparseArray.sum_duplicates"
     coordinates, values = convert.entries(A, f"{what}: A")
     return _listed(A, coordinates, values, A.shape, A.format, what)
 
@@ -103,7 +102,7 @@ def eliminate_zeros(A: Array, nse: Any) -> Array:
     """See `SparseArray.eliminate_zeros`."""
     what = "SparseArray.eliminate_zeros"
     nse = None if nse is None else checks.check_count(nse, "nse", what)
-    coordinates, values = convert.entries(sum_duplicates(A), f"{what}: A")
+    coordinates, values = convert.entries(sum_duplicates(A, what), f"{what}: A")
     if checks.is_traced(values, *coordinates):
         kept = values != 0
         coordinates = [jnp.where(kept, x, -1) for x in coordinates]
@@ -122,7 +121,7 @@ def nonzero(A: StoredArray) -> tuple[jax.Array, ...]:
             f"{what}: how many entries are not zero is not known, since A is traced; "
             "A.coordinates() lists all that are stored"
         )
-    coordinates, values = convert.entries(sum_duplicates(A), f"{what}: A")
+    coordinates, values = convert.entries(sum_duplicates(A, what), f"{what}: A")
     kept = np.flatnonzero(values)
     found = [x[kept] for x in coordinates]
     order = np.lexsort(found[::-1])
@@ -141,6 +140,11 @@ def _listed(
     """An array of these entries, equal coordinates summed; traced ones out of range are padding."""
     format = require_stored(format, len(shape), what)
     if checks.is_traced(*coordinates):
+        if format.block_shape:
+            raise NotImplementedError(
+                f"{what}: {format} of a traced structure: how many of its places are stored is no "
+                "static size; the nearest is that of A.asformat(CSR)"
+            )
         capacity.require_sortable(format, len(shape), what)
         made = capacity.of_coordinates(
             coordinates,

@@ -85,7 +85,8 @@ def _joined(A: Array, down: Any, across: Any) -> Any:
         ) from None
     known = not checks.is_traced(down, across)
     down, across = ((np if known else jnp).broadcast_to(x, shape).ravel() for x in (down, across))
-    if not A.is_checked or _is_traced(A):
+    offsets = A.shape[0] != checks.INT32_MAX  # else one more than int32 addresses
+    if not A.is_checked or _is_traced(A) or not offsets:
         found = _pairs_when_run(A, jnp.asarray(down), jnp.asarray(across))
     elif known:
         found = _elements(_by_rows(A), down, across)
@@ -112,6 +113,11 @@ def rows(A: Array, index: Any, nse: Any) -> Array:
             "pass nse, how many entries the result can store. Outside jit, "
             f"A.rows(slice(0, {count})).nnz is enough for consecutive rows, "
             f"{count} * int(A.row_lengths.max()) for any"
+        )
+    if A.format.is_coordinate and A.shape[0] == checks.INT32_MAX:
+        raise NotImplementedError(
+            f"{what}: {A.format} of {A.shape[0]} rows, one more than int32 offsets allow; "
+            "the nearest is A[index] of a concrete structure and index"
         )
     nse = _most(A, positions, count, known) if nse is None else checks.check_count(nse, "nse", what)
     checks.check_nnz(nse, what)
@@ -406,6 +412,7 @@ def _traced(A: Array, selectors: Sequence[_Selector]) -> Array:
             f"{_WHAT}: a traced tensor of {A.ndim} dimensions; the nearest is a matrix"
         )
     down, across = selectors
+    A = convert.by_entries(A)
     found = _traced_rows(_traced_rows(A, down).T, across).T
     if down.drops:
         return _vector(found)

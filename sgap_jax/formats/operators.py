@@ -261,8 +261,9 @@ class Operators(StoredArray):
         their shape; a column [r, 1] and a row [c] of indices, as `np.ix_` makes them, give the
         submatrix [r, c], sparse. One integer gives a sparse vector, in COO. Otherwise the format
         stays; of vectors and blocks it does for bounds at multiples of their sides, and becomes CSR
-        for index arrays, integers and steps. Repeated indices repeat rows. Negative indices count
-        from the end, and bounds of slices may be beyond it. Differentiable in the values.
+        for index arrays, integers and steps, and always for a traced structure. Repeated indices
+        repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
+        Differentiable in the values.
 
         With concrete structure and indices nothing is compiled, for formats of entries. Indices and
         index arrays may be traced where the structure is concrete: the result's capacity is then

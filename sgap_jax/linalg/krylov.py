@@ -6,6 +6,7 @@ the same tolerance, and no derivative of the iteration.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ def cg(
       A: sparse [n, n] of any format, or a function of a vector.
       b: dense [n], or [n, k]: the columns are solved at once, each to its tolerance.
       x0: where to begin, as b; zeros by default.
-      tol, atol: may be traced.
+      tol, atol: at least 0; may be traced, and negative ones are then 0.
       maxiter: static; 10 n by default.
       M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)`, `ichol(A)` and
         `chebyshev(A)`; Hermitian positive definite.
@@ -52,8 +53,9 @@ def cg(
       solvers give None. Where the residual of a column is NaN or infinite, x and its gradients are
       NaN there.
 
-    Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
-    Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).
+    Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match and a
+    tolerance that is negative or NaN. Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel
+    (1952).
     """
     return _solved("cg", A, b, x0, M, rtol, tol=tol, atol=atol, maxiter=maxiter)
 
@@ -104,7 +106,10 @@ def _solved(
     op: str, A: Any, b: Any, x0: Any, M: Any, rtol: Any, **options: Any
 ) -> tuple[jax.Array, jax.Array]:
     if rtol is not None:
-        options["tol"] = rtol
+        options["tol"] = checks.check_share(rtol, "rtol", op, math.inf)
+    for name in ("tol", "atol"):  # JAX's solvers square them, so that -1 would be 1
+        limit = checks.check_share(options[name], name, op, math.inf)
+        options[name] = jnp.maximum(limit, 0) if checks.is_traced(limit) else limit
     A = check_operator(op, A, "A")
     b = check_right_side(op, A, b)
     M = None if M is None else check_operator(op, M, "M")

@@ -103,7 +103,7 @@ def power_iteration(
       symmetric: A is Hermitian, so that u = x; otherwise A^H is iterated too.
 
     Returns (value [], x [n] of norm 1), floating. TypeError, ValueError for an A that is not a
-    square SparseArray, and a v0 of another shape or of zeros.
+    square SparseArray, a v0 of another shape or of zeros, and a tol that is negative or NaN.
 
     Source: Golub and Van Loan, Matrix Computations, section 7.3.1.
     """
@@ -112,6 +112,7 @@ def power_iteration(
     dtype = floating(op, A)
     maxiter = checks.check_count(maxiter, "maxiter", op, 1)
     symmetric = checks.check_flag(symmetric, "symmetric", op)
+    tol = checks.check_share(tol, "tol", op, math.inf)
     if v0 is None:
         v0 = np.random.default_rng(0).standard_normal(A.shape[0])
     v0 = jnp.asarray(v0)
@@ -172,9 +173,9 @@ def lobpcg(
         multiple of the rounding.
       maxiter: static.
 
-    Raises TypeError, ValueError for an A that is not square and real, and an X that does not match.
-    Source: `jax.experimental.sparse.linalg.lobpcg_standard`, `scipy.sparse.linalg.lobpcg`; Knyazev
-    (2001).
+    Raises TypeError, ValueError for an A that is not square and real, an X that does not match, and
+    a tol that is negative or NaN. Source: `jax.experimental.sparse.linalg.lobpcg_standard`,
+    `scipy.sparse.linalg.lobpcg`; Knyazev (2001).
     """
 
     op = "lobpcg"
@@ -189,6 +190,7 @@ def lobpcg(
         raise ValueError(f"{op}: A: expected a real matrix, got {A.dtype}, and X of {X.dtype}")
     largest = checks.check_flag(largest, "largest", op)
     maxiter = checks.check_count(maxiter, "maxiter", op, 1)
+    tol = None if tol is None else checks.check_share(tol, "tol", op, math.inf)
     wide = jnp.float32 if jnp.finfo(X.dtype).bits < 32 else X.dtype
     values, vectors = _lobpcg(A.astype(wide), X.astype(wide), tol, largest, maxiter)
     return values.astype(X.dtype), vectors.astype(X.dtype)

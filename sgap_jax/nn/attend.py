@@ -240,9 +240,10 @@ def _whole_mask(op: str, mask: Any, full: tuple[int, ...]) -> jax.Array:
 
 
 def _check_no_bias(op: str, mask: Any) -> None:
-    """ValueError for a mask of floats other than 0 and 1, as one of 0 and -infinity that others add
-    to the scores: as bools it would be its own opposite. Flax's masks are floats 0 and 1."""
-    if not jnp.issubdtype(mask.dtype, jnp.floating) or is_traced(mask):
+    """ValueError for a mask of numbers other than 0 and 1, as one of 0 and -infinity or -10000 that
+    others add to the scores: as bools it would be its own opposite. Flax's masks are floats 0 and
+    1, those of tokenizers integers."""
+    if mask.dtype == jnp.bool_ or is_traced(mask):
         return
     if isinstance(mask, jax.Array) and not mask.is_fully_addressable:
         return
@@ -250,7 +251,7 @@ def _check_no_bias(op: str, mask: Any) -> None:
     odd = values[(values != 0) & (values != 1)]
     if odd.size:
         raise ValueError(
-            f"{op}: mask: expected bools, or floats 0 and 1, got {odd[0]}; pass bias= for numbers "
+            f"{op}: mask: expected bools, or numbers 0 and 1, got {odd[0]}; pass bias= for numbers "
             "that are added to the scores"
         )
 

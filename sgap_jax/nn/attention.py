@@ -122,7 +122,7 @@ class SparseMultiHeadAttention(ProjectedAttention):
     inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
     place of the layer's own; `mask`, bool and broadcastable to [..., num_heads, query length, key
     length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
-    padding; floats 0 and 1 are taken, as Flax makes them, others refused unless traced); `bias` is
+    padding; numbers 0 and 1 are taken, as Flax makes them, others refused unless traced); `bias` is
     added to the scores of stored entries, in the shapes of `sparse_attention` (with one pattern for
     each head a sequence of these); `is_causal` leaves out keys after the query; `segment_ids` [...,
     length] (or [length]), which may be traced, keep queries to the keys of their own segment;

@@ -34,6 +34,7 @@ from sgap_jax.nn.structure import (
 )
 from sgap_jax.primitives._define import check_schedule, check_sparse
 from sgap_jax.primitives.spmm import spmm
+from sgap_jax.primitives.zero_product import zero_product
 from sgap_jax.schedules import Schedule
 
 ZEROS = nnx.initializers.zeros_init()
@@ -362,29 +363,6 @@ class SparseLinear(SparseWeight):
             (inputs, self.values[...], bias), dtype=self.dtype
         )
         return resharded(with_bias(self._product(inputs, values), bias), out_sharding)
-
-
-@jax.custom_vjp
-def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x weight^T of a dense weight of zeros, of which only the gradient is computed."""
-    # These zeros depend on both operands: the cotangents of a result that does not, vmap adds up
-    # over the batch, before the rule below multiplies each by its own x.
-    sums = weight.sum(1).astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
-    return jnp.where(False, x.sum(-1, keepdims=True) + sums, jnp.zeros((), x.dtype))
-
-
-def _zero_product_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple]:
-    return zero_product(x, weight), (x, weight)
-
-
-def _zero_product_backward(saved: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, weight = saved
-    axes = tuple(range(x.ndim - 1))
-    gradient = jnp.tensordot(cotangent, x, (axes, axes)).astype(weight.dtype)
-    return zero_product(cotangent, weight.T), gradient
-
-
-zero_product.defvjp(_zero_product_forward, _zero_product_backward)
 
 
 def pruned_weight(

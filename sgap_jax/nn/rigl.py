@@ -38,7 +38,8 @@ def dense_gradients(
 
     Args:
       loss: a function of `(model, *args)` that returns a scalar; it may change the model, of which
-        it gets a copy.
+        it gets a copy, and take derivatives, forward too. Inside `shard_map` the gradient of a
+        model that is the same on all devices is the sum of theirs, as that of `jax.grad`.
       model: holds the layers; it is not changed. Under `nnx.jit` too.
 
     Returns:

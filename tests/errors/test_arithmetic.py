@@ -83,7 +83,6 @@ def batch(A):
         (lambda: A.eliminate_zeros(nse=1), ValueError, ["eliminate_zeros", "got 1"]),
         (lambda: A / A, NotImplementedError, ["with_values(A.values / B.values)"]),
         (lambda: jax.jit(lambda A, B: A + B)(T, T), NotImplementedError, ["3 dimensions", "jit"]),
-        (lambda: jax.jit(lambda A, B: A + B)(V, V), NotImplementedError, ["CVS(2)", "jit"]),
         (lambda: A + batch(A), ValueError, ["second", "jax.vmap"]),
         (lambda: len(A), TypeError, ["A.shape[0]", "A.nnz"]),
         (lambda: A.__setitem__(0, 1.0), TypeError, ["A.values.at[p].set(x)"]),

@@ -73,3 +73,35 @@ def test_what_a_call_takes(case):
     command = [sys.executable, "-c", SETUP + case, native.__file__]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
+
+
+# The last index is wrong: on two threads, tasks find it and copy what takes part, for which 64 MB
+# are too many; then there is memory again.
+NO_MEMORY = """
+rows, nnz = 1 << 10, 1 << 23
+offsets, indices = np.linspace(0, nnz, rows + 1).astype(np.int32), np.zeros(nnz, np.int32)
+indices[-1] = -1
+values, x = np.ones((1, nnz), np.float32), np.ones((1, 1, 1), np.float32)
+y = np.empty((1, rows, 1), np.float32)
+arrays = described((values, offsets, indices, indices[:0], x))
+attributes = dict(tile_columns=0, chunk_nonzeros=8192, pack=False)
+call = native.targets()["sgap_spmm_csr_v1"], arrays, described([y]), attributes, native.isa(), 2
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (40 << 20), -1))
+try:
+    native._test_call(*call)
+    raise AssertionError("there was memory")
+except ValueError as error:
+    assert str(error) == "out of memory", error
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+native._test_call(*call)
+assert (y[0, :-1] == nnz // rows).all() and y[0, -1] == nnz // rows - 1
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_task_that_finds_no_memory_fails_the_call():
+    """And not the process, which an exception in a thread of XLA's pool would end."""
+    command = [sys.executable, "-c", SETUP + NO_MEMORY, native.__file__]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr

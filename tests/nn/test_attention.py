@@ -94,10 +94,11 @@ def test_a_mask_of_numbers_to_add_is_refused():
     added = np.where(keep, 0.0, -np.inf)
     initial = partial(twin.init, jax.random.key(0), x, pattern=pattern)
     for one in (partial(layer, x), initial):
-        for wrong in (added, jnp.asarray(added, jnp.bfloat16), np.where(keep, np.nan, 1.0)):
+        wrongs = [added, jnp.asarray(added, jnp.bfloat16), np.where(keep, np.nan, 1.0)]
+        for wrong in (*wrongs, np.where(keep, 0, -10000), np.int8([*keep[1:], -1])):
             with pytest.raises(ValueError, match="Attention: mask: expected bools.*pass bias= for"):
                 one(mask=wrong)
-    given = (keep, jnp.asarray(keep, jnp.float16))
+    given = (keep, keep.astype(int))
     want, *found = jax.jit(lambda m: [layer(x, mask=m) for m in (*given, m)])(keep.astype(float))
     close(found, [want] * 2)
 

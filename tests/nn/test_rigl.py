@@ -1,6 +1,7 @@
 """RigL: entries that move, against loops over the groups; moments, and one program for all."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -232,6 +233,39 @@ def test_gradients_in_dense_weights_where_the_loss_maps():
     found = nnx.jit(lambda: nn.dense_gradients(loss, Mapped()))()
     np.testing.assert_allclose(found["one",], u.T @ (x + t), rtol=1e-12)
     np.testing.assert_allclose(found["layers",], np.moveaxis(v, 1, 2) @ x, rtol=1e-12)
+
+
+def test_gradients_in_dense_weights_of_forward_derivatives():
+    """Which custom_vjp refuses; and the passes are those of the sparse model: of the products with
+    a dense weight only that of its gradient is computed."""
+    rng = np.random.default_rng(3)
+    layer, x, dx = layer_of(), *(jax.device_put(rng.standard_normal((5, K))) for _ in range(2))
+
+    def loss(layer, x):
+        return jnp.square(jax.jvp(lambda x: jnp.tanh(layer(x)), (x,), (dx,))[1]).sum()
+
+    found = nnx.jit(nn.dense_gradients, static_argnums=0)(loss, layer, x)[()]
+    dense = lambda W: loss(lambda x: x @ W.T + layer.bias[...][None], x)
+    want = jax.jit(jax.grad(dense))(layer.weight.todense())
+    np.testing.assert_allclose(found, want, rtol=1e-10)
+    once = lambda x: nn.dense_gradients(lambda layer, x: jnp.sin(layer(x)).sum(), layer, x)[()]
+    assert jax.jit(once).lower(x).as_text().count("dot_general") == 1
+
+
+def test_gradients_in_dense_weights_inside_shard_map():
+    """Of a loss on each device's rows: the sum, as `jax.grad` in what is the same on all."""
+    layer, x = layer_of(), jax.device_put(np.random.default_rng(3).standard_normal((6, K)))
+    loss = lambda layer, x: jnp.tanh(layer(x)).sum()
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    graph, state = nnx.split(layer)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(jax.P(), jax.P("rows")), out_specs=jax.P())
+    def found(state, x):
+        return nn.dense_gradients(loss, nnx.merge(graph, state), x)[()]
+
+    want = nnx.grad(loss)(layer.to_dense(), x).kernel[...].T
+    np.testing.assert_allclose(found(state, x), want, rtol=1e-10)
 
 
 def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():

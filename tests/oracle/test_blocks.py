@@ -1,6 +1,7 @@
 """Every op on blocks against float64: each matrix of the battery in some shape of block, on some
 backend, in all dtypes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within
 from vector_cases import encoded, sddmm_is_right, spmm_is_right, vectors
 
+import sgap_jax
 from sgap_jax import (
+    BCSR,
+    CSR,
+    CVS,
+    SparseArray,
     gsddmm,
     gspmm,
     reference,
@@ -120,3 +126,75 @@ def test_rounding_does_not_depend_on_the_encoding():
     split = A.asformat(type(A.format)(A.format.levels[:3]))
     np.testing.assert_array_equal(C, spmm(split, jnp.asarray(B, jnp.bfloat16)))
     assert_within(C, *oracle(case, "bfloat16", B))
+
+
+REPEATED = {CVS(2): (2, 1), BCSR(2, 3): (2, 3), BCSR(2, 3).transposed: (2, 3)}
+
+
+def repeated(format):
+    """Values and index arrays of a matrix [4, 6] whose first block is stored twice (its transpose
+    [6, 4] in the transposed format), and the dense matrix."""
+    height, width = REPEATED[format]
+    values = np.arange(-5.0, -5 + 4 * height * width).reshape(4, height, width)
+    columns = np.array([0, 0, 1, 1])
+    dense = np.zeros((4, 6))
+    for (row, column), block in zip([(0, 0), (0, 0), (0, 1), (1, 1)], values, strict=True):
+        rows, across = slice(row * height, None), slice(column * width, (column + 1) * width)
+        dense[rows][:height, across] += block
+    arrays = values.reshape(4, *format.block_shape), np.array([0, 3, 4]), columns
+    return arrays, dense if format.order is None else dense.T
+
+
+# What is done to a matrix and to its dense twin, on each of these formats: what acts on entries is
+# the same program for all.
+OF_TRACED = [
+    (CVS(2), lambda A: A[1:3], lambda x: x[1:3]),
+    (BCSR(2, 3), lambda A: A[:, 1:4:2], lambda x: x[:, 1:4:2]),
+    (BCSR(2, 3).transposed, lambda A: A[2], lambda x: x[2]),
+    (BCSR(2, 3), lambda A: A.max(axis=0), lambda x: x.max(axis=0)),
+    (CVS(2), lambda A: A.argmin(axis=1), lambda x: x.argmin(axis=1)),
+    (BCSR(2, 3).transposed, lambda A: A.count_nonzero(), np.count_nonzero),
+    (BCSR(2, 3), lambda A: sgap_jax.tril(A, -1), lambda x: np.tril(x, -1)),
+    (BCSR(2, 3).transposed, sgap_jax.triu, np.triu),
+    (BCSR(2, 3).transposed, lambda A: sgap_jax.vstack([A, A]), lambda x: np.vstack([x, x])),
+    (CVS(2), lambda A: sgap_jax.kron(A, np.eye(2)), lambda x: np.kron(x, np.eye(2))),
+    (BCSR(2, 3), lambda A: A - A.asformat(CSR), lambda x: 0 * x),
+    (CVS(2), lambda A: A + jax.tree.map(jnp.copy, A), lambda x: 2 * x),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OF_TRACED)))
+def test_a_traced_structure_acts_as_its_entries(case):
+    """Of index arrays made inside jit a place may be in two blocks; what has a structure of its own
+    is in CSR."""
+    format, call, of_dense = OF_TRACED[case]
+    arrays, dense = repeated(format)
+
+    @jax.jit
+    def traced(values, offsets, columns):
+        A = SparseArray.from_arrays(values, offsets, columns, shape=dense.shape, format=format)
+        found = call(A)
+        assert not A.is_checked
+        if isinstance(found, SparseArray):
+            assert found.ndim == 1 or found.format == CSR
+            return found.todense()
+        return found
+
+    np.testing.assert_array_equal(traced(*arrays), of_dense(dense))
+
+
+def test_what_a_traced_structure_refuses_has_the_name_of_the_call():
+    arrays, dense = repeated(CVS(2))
+    for name, call in (
+        ("abs", abs),
+        ("sum_duplicates", lambda A: A.sum_duplicates()),
+        ("eliminate_zeros", lambda A: A.eliminate_zeros()),
+        ("vstack: CVS", lambda A: sgap_jax.vstack([A, A], format=CVS(2))),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{name}.* the nearest .*CSR"):
+            jax.eval_shape(
+                lambda *x, call=call: call(
+                    SparseArray.from_arrays(*x, shape=dense.shape, format=CVS(2))
+                ),
+                *arrays,
+            )

@@ -200,7 +200,7 @@ T = SparseArray.from_dense(np.ones((2, 2, 2)), format=COO)
         ),
         (lambda: sgap_jax.tril(np.ones((2, 2))), TypeError, ["tril: A", "ndarray"]),
         (
-            lambda: jax.jit(lambda A: sgap_jax.tril(A).values)(A.asformat(CVS(2))),
+            lambda: jax.jit(lambda A: sgap_jax.tril(A, format=CVS(2)).values)(A),
             NotImplementedError,
             ["CVS(2)"],
         ),

@@ -10,6 +10,7 @@ from format_invariants import dense_of, integers
 from jax.test_util import check_grads
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, einsum
+from sgap_jax.formats.stored import CheckedIndices, CheckedLevel
 
 FORMATS = [CSR, CSC, COO, CSF(2), CVS(2), BCSR(3, 2).transposed]
 formats = pytest.mark.parametrize("format", FORMATS, ids=str)
@@ -123,6 +124,40 @@ def test_extrema(name):
     for axis in (None, 0, 1):
         assert A.max(axis, keepdims=True).shape == a.max(axis, keepdims=True).shape
         assert A.argmin(axis, keepdims=True).shape == a.argmin(axis, keepdims=True).shape
+
+
+@pytest.mark.parametrize("long", [0, 1])
+def test_extrema_of_few_entries_along_a_great_dimension(long):
+    """Of the rows (columns) that store nothing only the first one is looked at, which has the first
+    zero: `argmax` may be there. An unchecked matrix stores (0, 0) twice; one entry is padding."""
+    a = np.zeros((70_000, 3))
+    a[[0, 1, 5, 69_999], [0, 0, 2, 1]] = [-1.0, -2, 4, -3]
+    rows, columns = np.int32([0, 0, 1, 5, 69_999, 70_000]), np.int32([0, 0, 0, 2, 1, 0])
+    levels = (np.int32([0, 6]), rows), (columns,)
+    A = SparseArray(jnp.array([-3.0, 2, -2, 4, -3, 9]), levels, None, a.shape, COO)
+    a, A = (a.T, A.T) if long else (a, A)
+    if long:
+        np.testing.assert_array_equal(A.argmax(1), a.argmax(1))
+    else:
+        assert A.argmin() == a.argmin()
+
+
+def test_a_dimension_that_int32_offsets_do_not_address():
+    """2^31 - 1 rows: extrema and pairs work, in memory for the entries."""
+    most = 2**31 - 1
+    rows, columns = np.array([0, 5, most - 1], np.int32), np.array([2, 1, 0], np.int32)
+    levels = CheckedLevel(np.int32([0, 3]), rows), CheckedIndices(columns)
+    A = SparseArray(jnp.array([-1.0, -2, 3]), levels, None, (most, 3), COO)
+    assert A.is_checked and A.max() == 3 and A[5, 1] == -2
+    np.testing.assert_array_equal(A.argmax(axis=0), [most - 1, 0, 1])
+    np.testing.assert_array_equal(A[[0, -1, 7], [2, 0, 0]], [-1, 3, 0])
+    for call, name in (
+        (lambda: A.max(axis=1), "SparseArray.max: axis=1"),
+        (lambda: A.asformat(CSR), "SparseArray.asformat: CSR"),
+        (lambda: A.rows([1, 2]), "SparseArray.rows: COO"),
+    ):
+        with pytest.raises(NotImplementedError, match=name):
+            call()
 
 
 def test_extrema_of_stored_zeros_padding_and_duplicates():

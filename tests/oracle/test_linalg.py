@@ -99,7 +99,7 @@ def test_info(name):
 
     @jax.jit
     def infos(A, b):
-        options = {"tol": 1e-8}, {"tol": 1e-8, "atol": 1e3}, {"tol": np.nan}
+        options = {"tol": 1e-8}, {"tol": 1e-8, "atol": 1e3}, {"tol": b[0] * np.nan}
         found = [solve(A, b, **each)[1] for each in options]
         return [*found, solve(A, columns, tol=1e-8)[1]]
 
@@ -366,6 +366,11 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.cg(A, A), TypeError, ["b must be a dense"]),
         (lambda: linalg.cg(A, b, M=SYMMETRIC), TypeError, ["cg: M"]),
         (lambda: linalg.bicgstab(A, b, M=WIDE), ValueError, ["bicgstab: M", "square"]),
+        (lambda: linalg.cg(A, b, tol=-1), ValueError, ["cg: tol", "at least 0", "got -1"]),
+        (lambda: linalg.gmres(A, b, rtol=np.nan), ValueError, ["gmres: rtol", "nan"]),
+        (lambda: linalg.bicgstab(A, b, atol=-1e-3), ValueError, ["bicgstab: atol", "-0.001"]),
+        (lambda: linalg.power_iteration(A, tol=np.nan), ValueError, ["power_iteration: tol"]),
+        (lambda: linalg.lobpcg(A, B[:, :2], tol=-1.0), ValueError, ["lobpcg: tol", "-1"]),
         (lambda: linalg.jacobi(WIDE), ValueError, ["jacobi", "square"]),
         (lambda: linalg.chebyshev(A, degree=0), ValueError, ["degree", "got 0"]),
         (lambda: linalg.norm(SYMMETRIC), TypeError, ["norm: A"]),
@@ -409,6 +414,14 @@ def test_norms_of_narrow_dtypes_are_summed_in_wider_ones():
     assert linalg.norm(A).dtype == np.float16
     np.testing.assert_allclose(linalg.norm(A), 300 * np.sqrt(2), rtol=1e-3)
     np.testing.assert_allclose(linalg.norm(SparseArray.from_dense(np.int8([[-128]])), 1), 128)
+
+
+def test_a_traced_tolerance_below_zero_is_zero():
+    """JAX squares it: -1 of `atol` would stop where the residual is 1."""
+    A = SparseArray.from_dense(np.diag([1.0, 2, 4]))
+    x, info = jax.jit(lambda t: linalg.cg(A, np.ones(3), tol=t, atol=t))(-1.0)
+    np.testing.assert_allclose(x, [1, 0.5, 0.25], rtol=1e-6)
+    assert info.dtype == np.int32
 
 
 def test_solvers_of_narrow_dtypes_of_nothing_and_of_wrong_arguments():

@@ -302,6 +302,24 @@ def test_a_capacity_inside_jit():
     np.testing.assert_allclose(padded.todense(), left.todense() @ right.todense(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
+def test_a_capacity_for_no_elements_has_a_gradient(shape):
+    """A scatter to no places, whose transpose JAX refuses."""
+    m, k, n = shape
+    A, B = (SparseArray.from_dense(np.ones(s, np.float32)) for s in ((m, k), (k, n)))
+
+    @jax.jit
+    def gradients(A, B):
+        def total(a, b):
+            C = spgemm(A.with_values(a), B.with_values(b), nse=4)
+            return C.todense().sum() + C.diagonal().sum()
+
+        return jax.grad(total, argnums=(0, 1))(A.values, B.values)
+
+    for found, of in zip(gradients(A, B), (A, B), strict=True):
+        np.testing.assert_array_equal(found, np.zeros(of.nnz))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex128"])
 def test_values_without_kernels(dtype):
     rng = np.random.default_rng(2)

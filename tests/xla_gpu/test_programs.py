@@ -97,7 +97,7 @@ COLLECTIVES = {
     "einsum, an index of the result": ({}, {"all-reduce": 1}),
 }
 # Without a launch on CUDA: they are made of other primitives there, or are plain JAX.
-PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer"}
+PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer", "zero_product"}
 # A batch of these is computed in turn, or in plain JAX: with `jit` alone they may take collectives.
 IN_TURN = ("evaluate", "evaluate at a pattern", "triangular_solve", "ilu")
 # Scatters in plain JAX: XLA copies the zeros that they begin with.

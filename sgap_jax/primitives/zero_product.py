@@ -1,0 +1,70 @@
+"""The product with a dense weight of zeros, which computes nothing but the gradient in that weight:
+what `nn.dense_gradients` adds to the product with each sparse weight.
+
+A primitive, and not `jax.custom_vjp`, so that a loss may take forward derivatives of it and run in
+`shard_map`; linear in each operand, whose transposes depend on the other one.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.primitives._define import bind, define, is_linear_operand, joint_batch, out_aval
+
+
+def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Zeros, as of x weight^T with a weight of zeros: [..., M] of x [..., K] and weight [M, K], in
+    the dtype of x. The gradient in the weight is dy^T x, in its dtype."""
+    rows = x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
+    product = _bind(rows, weight[None])
+    return product.reshape(*x.shape[:-1], weight.shape[0])
+
+
+# Operands of the primitive: x [B|1, n, K], weight [B|1, M, K]. Result: [B, n, M].
+
+
+def _bind(x: Any, weight: Any) -> jax.Array:
+    product: jax.Array = bind(zero_product_p, x, weight, schedule=None)
+    return product
+
+
+def _abstract_eval(x: Any, weight: Any, *, schedule: None) -> Any:
+    assert x.shape[2] == weight.shape[2]
+    batch = joint_batch(x.shape[0], weight.shape[0])
+    return out_aval(x, (batch, x.shape[1], weight.shape[1]), x.dtype)
+
+
+def _reference(x: Any, weight: Any, *, schedule: None) -> jax.Array:
+    batch = joint_batch(x.shape[0], weight.shape[0])
+    return jnp.zeros((batch, x.shape[1], weight.shape[1]), x.dtype)
+
+
+def _jvp(primals: Any, tangents: Any, *, schedule: None) -> tuple:
+    (x, weight), (dx, dweight) = primals, tangents
+    # A tangent of the weight is only ever transposed: nobody asks for its forward derivative.
+    return (
+        _bind(x, weight),
+        None if dx is None else _bind(dx, weight),
+        None if dweight is None else _bind(x, dweight),
+    )
+
+
+def _transpose(cotangent: Any, x: Any, weight: Any, *, schedule: None) -> tuple[int, Any]:
+    if is_linear_operand(x):
+        return 0, _bind(cotangent, jnp.swapaxes(weight, 1, 2))
+    x = jnp.broadcast_to(x, (cotangent.shape[0], *x.shape[1:]))
+    return 1, jnp.einsum("bnm,bnk->bmk", cotangent, x).astype(weight.aval.dtype)
+
+
+zero_product_p = define(
+    "zero_product",
+    data=2,
+    axes="b n _, b m _ -> b n m",
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=None,
+    jvp=_jvp,
+    transpose=_transpose,
+)
