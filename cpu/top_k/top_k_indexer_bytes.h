@@ -283,8 +283,9 @@ struct CertainZeros {
     const float norm = q.norm / q.scale, off = q.off / q.scale;
     const float key = most * root, key_off = 0.52f * root;  // at most, in units of a key's integers
     const float higher = 1.01f * (off * key + norm * key_off + terms * (norm + off) * key) + 1;
-    lower += higher * -weight;
-    known = known && (weight == 0 || weight <= -0x1p-30f) && q.scale >= 0x1p-40f &&
+    const float unit = weight * q.scale;
+    lower += higher * -unit;
+    known = known && (weight == 0 || unit <= -0x1p-30f) && q.scale >= 0x1p-40f &&
             higher < 0x1.8p16f * root;  // and sums stay below 2^31
     return known ? int32_t(higher) : 0;
   }
@@ -354,7 +355,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
             [&](int64_t w, uint32_t word) { rounded[w * kTogether] = int32_t(word); });
         own.rounded_weights[i] = weight * in_words.scale;
         bound.Add(weight, in_words, keys);
-        own.higher[i] = zeros.Add(own.rounded_weights[i], in_words, args.depth, terms);
+        own.higher[i] = zeros.Add(weight, in_words, args.depth, terms);
         const float norm = found.norm / found.scale, unit_off = found.off / found.scale;
         const float sums = terms * (norm + unit_off) * units.norm;
         const float rounding = __builtin_fabsf(own.weights[i]) * (scaling * units.norm + sums);
