@@ -321,12 +321,13 @@ struct SortedCandidates {
     }
     CandidateBits* own = bits;
     for (int64_t from = 0; from < opened; ++own) {
-      uint64_t next;
-      __builtin_memcpy(&next, stream + from / 8, sizeof(next));
-      next >>= from % 8;
-      if (from % 8 != 0) next |= uint64_t(uint8_t(stream[from / 8 + 8])) << (64 - from % 8);
-      own->chosen |= Deposit(next, own->open);
-      from += __builtin_popcountll(own->open);
+      for (const uint64_t half : {uint64_t(0xffffffff), ~uint64_t(0xffffffff)}) {
+        const uint64_t places = own->open & half;
+        uint64_t next;  // of which 57 bits at least are those from `from` on
+        __builtin_memcpy(&next, stream + from / 8, sizeof(next));
+        own->chosen |= Deposit(next >> (from % 8), places);
+        from += __builtin_popcountll(places);
+      }
     }
   }
 

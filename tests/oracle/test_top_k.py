@@ -429,9 +429,9 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         ("others are raised", "float32", 4, 32),
         ("only q off", "float32", 4, 32),
         ("other columns in the sample", "float32", 4, 32),
-        ("zeros, keys off", "float32", 4, 32),
-        ("zeros, q off", "float32", 4, 32),
-        ("zeros, a feature each", "float32", 4, 32),
+        ("zeros, rounded keys", "float32", 4, 32),
+        ("zeros, rounded q", "float32", 4, 32),
+        ("zeros, margins of some heads", "float32", 4, 32),
     ],
 )
 def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
@@ -487,16 +487,17 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
         q, weights = abs(q), abs(weights)
     elif "zeros, " in kind:  # 0 is the greatest score
         place, weights[:] = rng.random(n)[:, None], -1
-        off = np.full(32, 31 - 64 * 264.0)  # in steps of 64: adds up to 10.5 of them, rounded to -4
-        off[0], off[1:11] = 64 * 8189.5, 31 - 64 * 265
+        off = np.full(32, 31 - 64 * 264.0)  # in steps of 64: adds up to 0.5 of them, rounded to -14
+        off[0], off[1:21] = 64 * 8189.5, 31 - 64 * 265
         ones, first = np.full(32, 64.0), 64.0 * (np.arange(32) == 0)
-        if "keys" in kind:
-            q[:], keys = 200, np.where(place < 0.06, -ones, np.where(place < 0.16, off, ones))
-        elif "q off" in kind:
+        if kind == "zeros, rounded keys":
+            q[:], q[..., 0] = 8189, 8189.5
+            keys = np.where(place < 0.06, -ones, np.where(place < 0.16, off, ones))
+        elif kind == "zeros, rounded q":
             q[:], keys = off, np.where(place < 0.06, -first, np.where(place < 0.16, ones, first))
-        else:  # those of 16 bits have another order: -0.0028, and three sums at 0 with -0.0005
-            q[:], q[..., 1], q[..., 2], q[..., 3] = 1, -1, -1, 0
-            q[:, 0, 2], q[:, 3, 3] = 0.0028, 0.0005
+        else:  # sums of 0 in one head, or in all: both have the score 0, and not the same margin
+            q[:], q[..., 1:3], q[..., 3] = 1, -1, 0
+            q[:, 0, 2] = 0
             feature = np.where(place < 0.16, 2 + (place < 0.08), 0) - (place < 0.003) * 2
             keys = 1.0 * (feature == np.arange(32))
     operands = [cast(x, dtype) for x in (q, keys, weights)]
@@ -540,10 +541,10 @@ def test_bytes_decide_nothing_that_floats_would_not(kind, dtype):
         q, weights = np.float32(q[:1, :1].repeat(m, 0).repeat(4, 1)), -weights
         keys, place = rng.standard_normal((n, 32)), rng.random(n)
         sums = rng.choice([-1, 1], n) * 10.0 ** -rng.uniform(3, 7, n)
-        sums[place < (0.004 if "few" in kind else 0.06)], sums[place > 0.2] = -1, 1
-        k = 60 if "few" in kind else k
+        sums[place < (0.02 if "few" in kind else 0.06)], sums[place > 0.2] = -10, 10
+        k = 70 if "few" in kind else k
         keys += (sums - keys @ q[0, 0])[:, None] * q[0, 0] / (q[0, 0] @ q[0, 0])
-        keys = keys * (2.0**-87 if "keys" in kind else 1)
+        keys = keys * (2.0**-85 if "keys" in kind else 1)
         q = q * (2.0**-84 if "q" in kind else 1)
         weights = weights * (2.0**-116 if "weights" in kind else 1)
     operands = [cast(x, dtype)[None] for x in (q, keys, weights)]
