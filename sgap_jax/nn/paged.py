@@ -177,8 +177,8 @@ class PagedCache:
 
     def _placed(self) -> PagedCache:
         """The cache with arrays of JAX: one that was read from a checkpoint may have NumPy's."""
-        pools = (jnp.asarray(pool) for pool in (self.keys, self.values))
-        return PagedCache(*pools, saturated(self.tables), saturated(self.lengths))
+        keys, values = jnp.asarray(self.keys), jnp.asarray(self.values)
+        return PagedCache(keys, values, saturated(self.tables), saturated(self.lengths))
 
     def _rows(self, sequence: jax.Array, place: jax.Array) -> jax.Array:
         """The rows of the pool that hold these positions; -1 for none."""

@@ -257,6 +257,7 @@ def test_similar_rows_become_neighbours():
         (lambda A: cluster_rows(A, CSR), ValueError, "expected CVS"),
         (lambda A: cluster_rows(A, CVS(2).transposed), ValueError, "expected CVS"),
         (lambda A: fill_in(np.eye(3), CVS(2)), ValueError, "expected a SparseArray"),
+        (lambda A: cluster_rows(A.to_scipy(), CVS(2)), ValueError, "2 dimensions, got csr_array"),
         (lambda A: A.asformat(CVS(10**10)), ValueError, "up to 1024 rows"),
         (lambda A: random((3, 3), density=0.5, seed="x"), ValueError, "dtype or seed"),
         (lambda A: A.asformat(CVS(4)).with_values(A.values), ValueError, r"\[\d+, 4\]"),

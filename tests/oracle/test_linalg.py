@@ -176,6 +176,21 @@ def test_preconditioners_save_products():
     assert degree(5) < degree(2) < degree(1)
 
 
+@pytest.mark.parametrize("name", ["jacobi", "chebyshev"])
+def test_preconditioners_of_columns_and_of_other_dtypes(name):
+    options = {} if name == "jacobi" else {"bounds": (0.1, 3.0), "degree": 2}
+    M = getattr(linalg, name)(of(SYMMETRIC), **options)
+    each = np.stack([np.asarray(M(column)) for column in B.T], 1)
+    np.testing.assert_allclose(M(B), each, rtol=1e-12)
+    np.testing.assert_allclose(M(B[:, :1]), each[:, :1], rtol=1e-12)
+    whole = np.arange(N)  # the inverse of a diagonal beyond 1 would be the integer 0
+    np.testing.assert_allclose(M(whole), M(whole.astype(float)), rtol=1e-12)
+    M = getattr(linalg, name)(of(GENERAL * (1 + 0.5j * np.eye(N))), **options)
+    np.testing.assert_allclose(M(b), M(b.astype(complex)), rtol=1e-12)  # not the real part
+    with pytest.raises(ValueError, match=rf"{name}: r: expected shape \[12\] or \[12, k\], got"):
+        M(b[:1])
+
+
 def test_chebyshev_is_its_polynomial():
     """The error of the k-th step is that of the scaled Chebyshev polynomial: Saad, 12.3.2."""
     low, high, degree = 0.5, 2.0, 4

@@ -266,12 +266,13 @@ def test_what_scipy_has_and_is_not_here_names_the_nearest():
 def test_wrong_arguments_are_named():
     A = of(SQUARE)
     hollow = of(SQUARE - np.diag(np.diag(SQUARE)))
-    for solve in (
-        linalg.triangular_solve,
-        lambda A, b: linalg.ilu(A),
-        lambda A, b: linalg.ichol(A),
+    for solve, advice in (
+        (linalg.triangular_solve, "unit_diagonal=True takes ones"),
+        (lambda A, b: linalg.ilu(A), "jacobi takes ones there"),
+        (lambda A, b: linalg.ichol(A), "jacobi takes ones there"),
     ):
-        with pytest.raises(ValueError, match="entry on the diagonal of each row, got none in 12"):
+        words = f"entry on the diagonal of each row, got none in 12, row 0 first; {advice}"
+        with pytest.raises(ValueError, match=words):
             solve(hollow, b)
         with pytest.raises(ValueError, match="expected a square matrix"):
             solve(of(SQUARE[:5]), b)
