@@ -6,13 +6,13 @@ A solution does not depend on its preconditioner, so nothing is differentiated i
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.linalg.operands import check_square, floating, product
 from sgap_jax.linalg.spectral import power_iteration
@@ -44,9 +44,7 @@ def chebyshev(A: SparseArray, *, degree: int = 3, bounds: tuple[Any, Any] | None
     """
     op = "chebyshev"
     A = _fixed(check_square(op, A))
-    degree = operator.index(degree)
-    if degree < 1:
-        raise ValueError(f"{op}: degree: expected at least 1, got {degree}")
+    degree = checks.check_count(degree, "degree", op, 1)
     inverse = _inverse_diagonal(A)
     if bounds is None:
         greatest = jnp.abs(power_iteration(A * inverse[:, None], maxiter=20)[0])
@@ -90,8 +88,9 @@ def _chebyshev(degree: int, A: SparseArray, inverse: Any, low: Any, high: Any, r
     x = step
     for _ in range(degree - 1):
         r = r - product(A, step)
-        after = 1 / (2 * middle / half - rho)
-        step = after * rho * step + 2 * after / half * _scaled(inverse, r)
+        size = 1 / (2 * middle - rho * half)  # of an interval of one point too, where half is zero
+        after = half * size
+        step = after * rho * step + 2 * size * _scaled(inverse, r)
         x, rho = x + step, after
     return x
 

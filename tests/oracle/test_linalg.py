@@ -209,6 +209,9 @@ def test_chebyshev_is_its_polynomial():
     residual = residual / T((high + low) / (high - low))
     exact = np.linalg.solve(a, r)
     np.testing.assert_allclose(found, exact - residual @ exact, rtol=1e-9)
+    # An interval of one point, which holds all eigenvalues of a scaled diagonal.
+    line = linalg.chebyshev(of(np.diag(diagonal)), degree=degree, bounds=(1, 1))
+    np.testing.assert_allclose(line(r), r / diagonal, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int32])
@@ -379,10 +382,12 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.gmres(A, b[1:]), ValueError, ["gmres: b", "[12]", "[11]"]),
         (lambda: linalg.cg(A, b, B), ValueError, ["x0", "[12]", "[12, 3]"]),
         (lambda: linalg.cg(A, A), TypeError, ["b must be a dense"]),
+        (lambda: linalg.cg(lambda x: x, {"x": b}), TypeError, ["cg: b must be a dense", "dict"]),
         (lambda: linalg.cg(A, b, M=SYMMETRIC), TypeError, ["cg: M"]),
         (lambda: linalg.bicgstab(A, b, M=WIDE), ValueError, ["bicgstab: M", "square"]),
         (lambda: linalg.jacobi(WIDE), ValueError, ["jacobi", "square"]),
         (lambda: linalg.chebyshev(A, degree=0), ValueError, ["degree", "got 0"]),
+        (lambda: linalg.chebyshev(A, degree=2.5), TypeError, ["chebyshev: degree", "got 2.5"]),
         (lambda: linalg.norm(SYMMETRIC), TypeError, ["norm: A"]),
         (lambda: linalg.norm(A, 2), NotImplementedError, ["power_iteration(A.T @ A)"]),
         (lambda: linalg.norm(A, 3), ValueError, ["ord", "got 3"]),
