@@ -20,7 +20,7 @@ from sgap_jax.primitives.spmm import spmm
 from sgap_jax.runtime.native import machine
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.machine import Machine
-from sgap_jax.tuning import tune
+from sgap_jax.tuning import check_seconds, tune
 
 SLABS = (Fraction(5, 8), Fraction(5, 4), Fraction(5, 2), Fraction(5))  # of L2, ascending
 ROW_LENGTHS = (48, 24, 12)  # nonzeros, descending
@@ -106,11 +106,10 @@ def calibrate(seconds: float = 10.0) -> dict[str, Any]:
       seconds: time to measure, about; compilation takes a few more. Let the machine be idle.
 
     Raises:
-      ValueError: `seconds` is not positive.
+      ValueError: `seconds` is not positive and finite.
       OSError: the folder cannot be written.
     """
-    if not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"calibrate: seconds must be positive, got {seconds!r}")
+    check_seconds("calibrate", seconds)
     found = constants(gain, machine()["l2_bytes"], seconds)
     if (path := file()) is not None:
         os.makedirs(path.parent, exist_ok=True)

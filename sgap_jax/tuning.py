@@ -257,7 +257,8 @@ def tune(
     Raises:
       TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed) or not an
         array, or `candidates` is not an iterable of schedules.
-      ValueError: no candidates, `run` returns no array, or `seconds` is not positive.
+      ValueError: no candidates, `run` returns no array, or `seconds` is not
+        positive and finite.
       NotImplementedError: there are no kernels on this platform to choose from, or no operation in
         `run` uses `schedule`. Also what `run` raises for a candidate that the caller named.
 
@@ -270,8 +271,7 @@ def tune(
         )
     if any(isinstance(leaf, str) for leaf in leaves):
         raise TypeError("tune: operands must be arrays; give the others by functools.partial")
-    if not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"tune: seconds must be positive, got {seconds!r}")
+    check_seconds("tune", seconds)
     if candidates is not None:
         if isinstance(candidates, Schedule) or not isinstance(candidates, Iterable):
             raise TypeError(f"tune: candidates must be several schedules, got {candidates!r}")
@@ -294,6 +294,14 @@ def tune(
     if path is not None:
         _write(path, tuned, seconds)
     return tuned
+
+
+def check_seconds(op: str, seconds: Any) -> None:
+    """ValueError for a time to measure that is not positive, or has no end."""
+    if not (isinstance(seconds, int | float) and seconds > 0):
+        raise ValueError(f"{op}: seconds must be positive, got {seconds!r}")
+    if math.isinf(seconds):
+        raise ValueError(f"{op}: seconds must be finite, got {seconds!r}: it would never end")
 
 
 def _loops(expression: Assign, platform: str, deterministic: bool | None) -> tuple:

@@ -53,7 +53,8 @@ def prune_together(
     """The matrices with the largest of all their groups: what `prune` is of one."""
     sizes = [_groups(W.shape, format) for W in matrices]
     kept = round((1 - _share(op, "sparsity", sparsity)) * sum(sizes))
-    norms = [_squared_norms(W, format).reshape(-1) for W in matrices]
+    scale = _scale(matrices)
+    norms = [_squared_norms(W, format, scale).reshape(-1) for W in matrices]
     # A stable sort of the negated norms: NaN is sorted last.
     order = np.argsort(-np.concatenate(norms), kind="stable")[:kept]
     pruned = []
@@ -121,10 +122,19 @@ def _groups(shape: tuple[int, ...], format: Format) -> int:
     return math.prod(vectors.grid(shape, format))
 
 
-def _squared_norms(W: np.ndarray, format: Format) -> np.ndarray:
+def _scale(matrices: list[np.ndarray]) -> float:
+    """A power of two that takes the greatest finite magnitude of float64 values to about 1: their
+    squares leave its range where values are beyond 1e154. Those of narrower dtypes do not."""
+    if all(W.dtype != np.float64 for W in matrices):
+        return 1.0
+    finite = (np.max(np.abs(W), initial=0, where=np.isfinite(W)) for W in matrices)
+    return math.ldexp(1.0, min(max(-math.frexp(max(map(float, finite)))[1], -1022), 1022))
+
+
+def _squared_norms(W: np.ndarray, format: Format, scale: float) -> np.ndarray:
     """[groups along the outer mode, groups along the inner mode]: in float64, so that squares of
     float16 do not overflow."""
-    squares = np.transpose(W.astype(np.float64) ** 2, format.modes)
+    squares = np.transpose((W.astype(np.float64) * scale) ** 2, format.modes)
     (height, width), (down, across) = vectors.tile(format), vectors.grid(W.shape, format)
     beyond = down * height - squares.shape[0], across * width - squares.shape[1]
     padded = np.pad(squares, [(0, size) for size in beyond])

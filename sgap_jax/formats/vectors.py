@@ -90,8 +90,8 @@ def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: st
 
 def check_blocked(A: Any, format: Any, what: str) -> Format:
     """The format; ValueError unless A is a sparse matrix and it is one of vectors or blocks."""
-    if getattr(A, "ndim", None) != 2 or not hasattr(A, "format"):
-        kind = f"one of shape {A.shape}" if hasattr(A, "format") else type(A).__name__
+    if not isinstance(A, StoredArray) or len(A.shape) != 2:
+        kind = f"one of shape {A.shape}" if isinstance(A, StoredArray) else type(A).__name__
         raise ValueError(f"{what}: A: expected a SparseArray of 2 dimensions, got {kind}")
     format = as_format(format, what)
     if not format.block_shape:

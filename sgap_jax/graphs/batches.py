@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.graphs.edges import check_capacity, of_capacity, padded, rows_on_host
+from sgap_jax.graphs.edges import check_capacity, of_capacity, padded, rows_on_host, values_on_host
 from sgap_jax.primitives.gspmm import Reduction, gspmm
 from sgap_jax.primitives.spmm import spmm
 
@@ -44,8 +44,12 @@ class GraphBatch:
         return gspmm(self.membership, X, op="copy", reduce=reduce)
 
     def spread(self, Y: Any) -> jax.Array:
-        """[nodes, d]: to each node the row of Y [graphs, d] of its graph; zero to padding."""
-        return spmm(self.membership.astype(jnp.result_type(Y)), Y, transpose=True)
+        """[nodes, d]: to each node the row of Y [graphs, d] of its graph; zero to padding. Of a
+        number for each graph, Y [graphs], it is [nodes]."""
+        Y = jnp.asarray(Y)
+        if Y.ndim == 1:
+            return self.spread(Y[:, None])[:, 0]
+        return spmm(self.membership.astype(Y.dtype), Y, transpose=True)
 
     @property
     def graph_of_node(self) -> jax.Array:
@@ -67,7 +71,8 @@ def batch(
     compile once. Runs on the host.
 
     Args:
-      graphs: square matrices in CSR, CSC or COO; concrete. Their values are promoted to one dtype.
+      graphs: square matrices in CSR, CSC or COO; concrete. Their values are promoted to one dtype,
+        as JAX promotes them.
       num_nodes, nse, num_graphs: how many nodes, entries and graphs there is room for; None: as
         many as there are.
 
@@ -91,7 +96,7 @@ def batch(
             raise ValueError(f"{what}: graphs must be square, got shape {graph.shape}")
         offsets.append(own_offsets[1:] + entries)
         columns.append(own_columns + firsts[-1])
-        values.append(np.asarray(graph.values)[order])
+        values.append(values_on_host(graph, what)[order])
         positions.append(order + before)
         firsts.append(firsts[-1] + n)
         entries, before = entries + own_columns.shape[0], before + graph.nnz
@@ -101,7 +106,8 @@ def batch(
     count = check_capacity(num_graphs, len(values), "num_graphs", what)
     rows = np.concatenate(offsets).astype(np.int32)
     rows = np.pad(rows, (0, nodes - firsts[-1]), mode="edge")
-    joined = np.concatenate(values) if values else np.zeros(0, np.float32)
+    dtype = jnp.result_type(*(x.dtype for x in values)) if values else np.dtype(np.float32)
+    joined = np.concatenate([np.zeros(0, dtype), *(x.astype(dtype) for x in values)])
     all_columns = np.concatenate(columns) if columns else np.zeros(0, np.int32)
     of_graphs = np.pad(np.array(firsts, np.int32), (0, count - len(values)), mode="edge")
     ones = np.ones(firsts[-1], np.float32)

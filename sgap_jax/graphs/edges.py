@@ -176,6 +176,12 @@ def rows_on_host(A: Any, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return offsets, np.asarray(S.column_indices)[:used], np.asarray(S.values)[:used]
 
 
+def values_on_host(A: SparseArray, what: str) -> np.ndarray:
+    """The values of a concrete array, in NumPy."""
+    checks.check_concrete(A.values, "values", what, "call it outside jit")
+    return np.asarray(A.values)
+
+
 def of_capacity(
     values: Any,
     offsets: np.ndarray,
@@ -284,6 +290,6 @@ def induced_subgraph(
     own = construct.count_offsets(row[inside], n)
     order, column, transposed = construct.sort_rows(own, column[inside], n)
     entry = entries[place[inside][order]]
-    values, once = np.asarray(A.values)[entry], A.is_checked
+    values, once = values_on_host(A, what)[entry], A.is_checked
     B = of_capacity(values, own, column, (n, n), nse, transposed, checked=once)
     return B, np.pad(entry, (0, nse - entry.shape[0]))

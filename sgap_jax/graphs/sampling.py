@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, construct
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.graphs.edges import check_nodes, of_capacity, padded, rows_on_host
+from sgap_jax.graphs.edges import check_nodes, of_capacity, padded, rows_on_host, values_on_host
 from sgap_jax.graphs.relations import NODES, Relations, ends_of, sizes_of_kinds
 
 
@@ -248,7 +248,7 @@ class _Relation:
 
     def __init__(self, A: Any, what: str) -> None:
         self.offsets, self.columns, self.entries = rows_on_host(A, what)
-        self.values, self.once = np.asarray(A.values), A.is_checked
+        self.values, self.once = values_on_host(A, what), A.is_checked
         self.longest = max(1, int(np.diff(self.offsets).max(initial=0)))
 
     def picked(

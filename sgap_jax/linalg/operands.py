@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ def floating(op: str, *arrays: Any) -> Any:
 
 def check_right_side(op: str, A: Operator, b: Any, name: str = "b") -> jax.Array:
     """b [n] or [n, k], in the dtype of the result."""
-    if b is None or hasattr(b, "todense"):
+    if b is None or isinstance(b, str | Mapping) or hasattr(b, "todense"):
         raise TypeError(f"{op}: {name} must be a dense array, got {type(b).__name__}")
     b = jnp.asarray(b)
     rows = A.shape[0] if isinstance(A, SparseArray) else None

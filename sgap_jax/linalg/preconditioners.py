@@ -1,18 +1,18 @@
 """Approximations of a sparse matrix's inverse, for the argument `M` of the solvers: functions of a
-vector that are pytrees, and so may be arguments of jitted functions.
+vector [n], or of columns [n, k], that are pytrees, and so may be arguments of jitted functions.
 
 A solution does not depend on its preconditioner, so nothing is differentiated in them.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.linalg.operands import check_square, floating, product
 from sgap_jax.linalg.spectral import power_iteration
@@ -24,7 +24,7 @@ def jacobi(A: SparseArray) -> Partial:
     A: sparse [n, n] of any format, values may be traced. ValueError unless it is square.
     Source: Saad, Iterative Methods for Sparse Linear Systems (2003), section 10.2.
     """
-    return Partial(_scaled, _inverse_diagonal(check_square("jacobi", A)))
+    return Partial(_jacobi, _inverse_diagonal(check_square("jacobi", A)))
 
 
 def chebyshev(A: SparseArray, *, degree: int = 3, bounds: tuple[Any, Any] | None = None) -> Partial:
@@ -44,9 +44,7 @@ def chebyshev(A: SparseArray, *, degree: int = 3, bounds: tuple[Any, Any] | None
     """
     op = "chebyshev"
     A = _fixed(check_square(op, A))
-    degree = operator.index(degree)
-    if degree < 1:
-        raise ValueError(f"{op}: degree: expected at least 1, got {degree}")
+    degree = checks.check_count(degree, "degree", op, 1)
     inverse = _inverse_diagonal(A)
     if bounds is None:
         greatest = jnp.abs(power_iteration(A * inverse[:, None], maxiter=20)[0])
@@ -61,13 +59,28 @@ def _inverse_diagonal(A: SparseArray) -> jax.Array:
     return 1 / jnp.where(diagonal == 0, jnp.ones((), diagonal.dtype), diagonal)
 
 
+def _right_side(op: str, inverse: jax.Array, r: Any) -> jax.Array:
+    """r [n] or [n, k] in its own dtype, or in A's where that is of integers, or real beside complex
+    values."""
+    r = jnp.asarray(r)
+    n = inverse.shape[0]
+    if r.ndim not in (1, 2) or r.shape[0] != n:
+        raise ValueError(f"{op}: r: expected shape [{n}] or [{n}, k], got {list(r.shape)}")
+    lossy = jnp.iscomplexobj(inverse) and not jnp.iscomplexobj(r)
+    own = jnp.issubdtype(r.dtype, jnp.inexact) and not lossy
+    return r if own else r.astype(inverse.dtype)
+
+
+def _jacobi(inverse: jax.Array, r: Any) -> jax.Array:
+    return _scaled(inverse, _right_side("jacobi", inverse, r))
+
+
 def _scaled(inverse: jax.Array, r: jax.Array) -> jax.Array:
-    return inverse.astype(r.dtype) * r
+    return inverse.astype(r.dtype).reshape(-1, *[1] * (r.ndim - 1)) * r
 
 
-def _chebyshev(
-    degree: int, A: SparseArray, inverse: Any, low: Any, high: Any, r: jax.Array
-) -> jax.Array:
+def _chebyshev(degree: int, A: SparseArray, inverse: Any, low: Any, high: Any, r: Any) -> jax.Array:
+    r = _right_side("chebyshev", inverse, r)
     low, high = low.astype(r.dtype), high.astype(r.dtype)
     middle, half = (high + low) / 2, (high - low) / 2
     rho = half / middle
@@ -75,8 +88,9 @@ def _chebyshev(
     x = step
     for _ in range(degree - 1):
         r = r - product(A, step)
-        after = 1 / (2 * middle / half - rho)
-        step = after * rho * step + 2 * after / half * _scaled(inverse, r)
+        size = 1 / (2 * middle - rho * half)  # of an interval of one point too, where half is zero
+        after = half * size
+        step = after * rho * step + 2 * size * _scaled(inverse, r)
         x, rho = x + step, after
     return x
 

@@ -201,14 +201,31 @@ def _lobpcg(
     A: SparseArray, X: jax.Array, tol: Any, largest: bool, maxiter: int
 ) -> tuple[jax.Array, jax.Array]:
     fixed = A.with_values(jax.lax.stop_gradient(A.values))
-    bound = None if largest else norm(fixed, 1)
-
-    def times(X: jax.Array) -> jax.Array:
-        return product(fixed, X) if bound is None else bound * X - product(fixed, X)
+    bound = norm(fixed, 1)
 
     from jax.experimental.sparse.linalg import lobpcg_standard  # takes 0.2 s
 
-    _, vectors, _ = lobpcg_standard(times, jax.lax.stop_gradient(X), maxiter, tol)
+    # JAX's bases may have columns of zeros, which it takes for vectors of the eigenvalue 0 where
+    # those that it looks for are not greater: then they are NaN. A greater shift makes them so.
+    enough = jnp.where(bound == 0, 1, 1.25 * bound).astype(X.dtype)
+    shifts = jnp.stack([jnp.zeros_like(enough) if largest else bound, enough])
+
+    def lost(state: tuple) -> jax.Array:
+        turn, vectors = state
+        return (turn < 2) & jnp.isnan(vectors).any()
+
+    def found(state: tuple) -> tuple:
+        """The vectors of the greatest eigenvalues of shift I + A, or of shift I - A."""
+        turn, _ = state
+
+        def times(X: jax.Array) -> jax.Array:
+            image = product(fixed, X)
+            return shifts[turn] * X + (image if largest else -image)
+
+        return turn + 1, lobpcg_standard(times, jax.lax.stop_gradient(X), maxiter, tol)[1]
+
+    start = jnp.zeros((), jnp.int32), jnp.full_like(X, jnp.nan)
+    _, vectors = jax.lax.while_loop(lost, found, jax.lax.stop_gradient(start))
     return jnp.sum(vectors * product(A, vectors), axis=0), vectors
 
 

@@ -62,7 +62,7 @@ def triangular_solve(
         raise ValueError(f"{op}: trans: expected 0, 1, 2, 'N', 'T' or 'C', got {trans!r}")
     b = check_right_side(op, A, b)
     if not unit_diagonal:
-        check_diagonal(op, A)
+        check_diagonal(op, A, "unit_diagonal=True takes ones")
     if _TRANSPOSED[trans] != "N":
         A, lower = A.T, not lower
     if _TRANSPOSED[trans] == "C":
@@ -70,7 +70,7 @@ def triangular_solve(
     return _solved(A, b, lower=lower, unit_diagonal=unit_diagonal)
 
 
-def check_diagonal(op: str, A: SparseArray) -> None:
+def check_diagonal(op: str, A: SparseArray, advice: str) -> None:
     """ValueError for a concrete structure in which a row has no entry on the diagonal."""
     if checks.is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         return
@@ -82,7 +82,7 @@ def check_diagonal(op: str, A: SparseArray) -> None:
     if missing.size:
         raise ValueError(
             f"{op}: A: expected an entry on the diagonal of each row, got none in {missing.size}, "
-            f"row {missing[0]} first; unit_diagonal=True takes ones"
+            f"row {missing[0]} first; {advice}"
         )
 
 
@@ -158,7 +158,7 @@ def ichol(A: SparseArray, *, shift: float = 0.0) -> Partial:
 
 def _factors(op: str, A: SparseArray) -> SparseArray:
     A = check_square(op, A).sum_duplicates()
-    check_diagonal(op, A)
+    check_diagonal(op, A, "jacobi takes ones there")
     return _factored(A.astype(floating(op, A)).asformat(CSR))
 
 

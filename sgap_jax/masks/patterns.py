@@ -260,6 +260,7 @@ def block_diagonal(
         check_concrete(ids, name, f"masks.{op}", TRACED_MASK)
     rows = np.asarray(segment_ids)
     keys = rows if kv_segment_ids is None else np.asarray(kv_segment_ids)
+    rows, keys = (x if len(x.shape) != 1 or x.size else x.astype(np.int32) for x in (rows, keys))
     for name, ids in (("segment_ids", rows), ("kv_segment_ids", keys)):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             size = "; for blocks of one size np.arange(L) // size" if ids.ndim == 0 else ""

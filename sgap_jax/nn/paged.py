@@ -11,7 +11,7 @@ import numpy as np
 
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_count, is_traced
+from sgap_jax.formats.checks import as_array, check_count, is_traced, saturated
 from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.attend import rotated
 from sgap_jax.primitives._define import accumulator
@@ -62,11 +62,14 @@ class PagedCache:
         there are as many as the tables name."""
         op = "PagedCache.empty"
         size, heads = check_count(size, "size", op, 1), check_count(heads, "heads", op, 1)
-        if pages is None:
-            pages = int(np.max(np.asarray(tables), initial=-1)) + 1
-        tables = jnp.asarray(tables, jnp.int32)
+        tables = as_array(tables)
         if tables.ndim != 2:
             raise ValueError(f"{op}: tables must have shape [B, most], got {list(tables.shape)}")
+        if tables.size and not jnp.issubdtype(tables.dtype, jnp.integer):
+            raise ValueError(f"{op}: tables must be integers, got {tables.dtype}")
+        if pages is None:
+            pages = int(np.max(np.asarray(tables), initial=-1)) + 1
+        tables = saturated(tables)
         widths = (features, features if value_features is None else value_features)
         keys, values = (jnp.zeros((pages, size, heads, width), dtype) for width in widths)
         return cls(keys, values, tables, jnp.zeros(tables.shape[0], jnp.int32))
@@ -77,6 +80,7 @@ class PagedCache:
         Raises ValueError for other shapes, and for a concrete length that leaves no room in `most`
         pages; under jit such positions are lost.
         """
+        self, k, v = self._placed(), as_array(k), as_array(v)
         (B, most), (pages, size, heads, width) = self.tables.shape, self.keys.shape
         wanted = ((B, "T", heads, width), (B, "T", heads, self.values.shape[3]))
         for name, x, want in zip("kv", (k, v), wanted, strict=True):
@@ -124,8 +128,8 @@ class PagedCache:
         as columns; `options` are its scale, softcap, sinks and schedule. `alibi_slopes` [H] and
         `relative_bias` [H, R] are of positions in the sequence.
         """
-        op, (B, most), (pages, size) = "PagedCache.attend", self.tables.shape, self.keys.shape[:2]
-        q = jnp.asarray(q)
+        self, q, op = self._placed(), jnp.asarray(q), "PagedCache.attend"
+        (B, most), (pages, size) = self.tables.shape, self.keys.shape[:2]
         if q.ndim != 4 or q.shape[0] != B:
             raise ValueError(f"{op}: q must have shape [{B}, T, H, D], got {list(q.shape)}")
         for name in options:
@@ -171,6 +175,11 @@ class PagedCache:
         )
         return out.reshape(B, T, *out.shape[2:])
 
+    def _placed(self) -> PagedCache:
+        """The cache with arrays of JAX: one that was read from a checkpoint may have NumPy's."""
+        keys, values = jnp.asarray(self.keys), jnp.asarray(self.values)
+        return PagedCache(keys, values, saturated(self.tables), saturated(self.lengths))
+
     def _rows(self, sequence: jax.Array, place: jax.Array) -> jax.Array:
         """The rows of the pool that hold these positions; -1 for none."""
         most, (pages, size) = self.tables.shape[1], self.keys.shape[:2]
@@ -196,8 +205,8 @@ def attend_paged(
     op: str, cache: PagedCache, projected: Any, rotary: bool | float, **options: Any
 ) -> tuple[jax.Array, PagedCache]:
     """(out, cache): attention of a layer's next positions over a cache with them added."""
-    count = projected[0].shape[1]
-    positions = cache.lengths[:, None] + structure.positions(count)[None]
+    count, lengths = projected[0].shape[1], saturated(cache.lengths)
+    positions = lengths[:, None] + structure.positions(count)[None]
     of = positions if rotary is not False else None
     query, key, value = rotated(op, projected, rotary, of)
     cache = cache.append(key, value)

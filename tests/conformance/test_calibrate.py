@@ -90,6 +90,12 @@ def test_seconds_must_be_positive(seconds):
         calibrate(seconds)
 
 
+def test_seconds_have_an_end(monkeypatch):
+    monkeypatch.setattr(calibration, "constants", lambda *_: {})
+    with pytest.raises(ValueError, match="calibrate: seconds must be finite, got inf"):
+        calibrate(math.inf)
+
+
 @pytest.mark.parametrize("most", [-1, 1.5, True, None])
 def test_memory_is_kept_up_to_a_number_of_bytes(most):
     with pytest.raises(ValueError, match="most_bytes must be an int from 0 on"):

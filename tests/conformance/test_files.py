@@ -56,6 +56,17 @@ def test_what_matrix_market_means(tmp_path):
     assert exact.dtype == np.int64 and exact[0, 0] == 2**62 + 1
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"a\.mtx.*int32.*x64"):
         read(path)
+    with pytest.raises(ValueError, match=rf"{path}:3: expected an unsigned integer value.*'-3'"):
+        dense("unsigned-integer general", "1 1 1\n1 1 -3\n")
+    with pytest.raises(ValueError, match="skew-symmetric"):
+        dense("unsigned-integer skew-symmetric", "1 1 0\n")
+    fortran = dense("real general", "1 3 3\n1 1 2.5D+01\n1 2 -1d-2\n1 3 3.e1\n")
+    np.testing.assert_array_equal(fortran, [[25, -0.01, 30]])
+    with pytest.raises(
+        ValueError, match=rf"{path}:4: expected two indices and a number, got '1 2 d"
+    ):
+        dense("real general", "1 2 2\n1 1 1D0\n1 2 d2\n")
+    assert dense("integer general", "0 5 0\n").dtype == np.int64
     assert dense("real general", "0 5 0\n").shape == (0, 5)
     nan = dense("real general", "1 2 2\n1 1 nan\n1 2 -inf\n")  # NaN and infinity are valid values
     assert np.isnan(nan[0, 0]) and nan[0, 1] == -np.inf
@@ -126,6 +137,37 @@ def test_write_refuses_what_a_format_cannot_hold_and_leaves_the_old_file(tmp_pat
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
     with pytest.raises(OSError):
         write(tmp_path / "no" / "folder.mtx", GOOD)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_unsigned_integers_are_read_back(tmp_path, dtype):
+    greatest = np.array([np.iinfo(dtype).max, 1, 2, 3], dtype)
+    write(tmp_path / "a.mtx", GOOD.with_values(greatest))
+    B = read(tmp_path / "a.mtx")
+    assert B.dtype == np.uint64
+    np.testing.assert_array_equal(B.values, greatest)
+
+
+def test_diagonals_of_scipy(tmp_path):
+    path = tmp_path / "a.npz"
+    data = np.arange(1.0, 21).reshape(4, 5)
+    for shape in ((4, 6), (6, 4), (0, 3), (5, 5)):
+        D = scipy.sparse.dia_array((data, [0, -2, 3, 7]), shape)
+        scipy.sparse.save_npz(path, D)
+        np.testing.assert_array_equal(read(path).todense(), D.toarray())
+    assert read(path).nnz == D.tocsr().nnz
+    good = dict(np.load(path))
+    for name, bad, words in (
+        ("offsets", [0, 0, 3, 7], "offsets: each once"),
+        ("offsets", [0, 1], r"data \[2, columns\]"),
+        ("data", np.ones(4), r"data \[4, columns\]"),
+    ):
+        np.savez(path, **good | {name: np.array(bad)})
+        with pytest.raises(ValueError, match=rf"a\.npz: expected {words}"):
+            read(path)
+    with pytest.raises(NotImplementedError, match="rows of an archive in format csr, got dia"):
+        np.savez(path, **good)
+        read(path, rows=(0, 1))
 
 
 def test_written_files_have_the_usual_permissions(tmp_path):

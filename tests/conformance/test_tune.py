@@ -410,6 +410,8 @@ def test_errors():
     for seconds in (0, -1.0, "2"):
         with pytest.raises(ValueError, match="seconds must be positive"):
             tune(spmm, A, B, seconds=seconds)
+    with pytest.raises(ValueError, match="seconds must be finite"):
+        tune(spmm, A, B, candidates=[None], seconds=float("inf"))  # one needs no time
     with pytest.raises(NotImplementedError, match="asks a kernel to obey"):
         tune(lambda A, B, *, schedule: A.todense() @ B, A, B)
     with pytest.raises(ScheduleError, match="only spmm has dense columns"):

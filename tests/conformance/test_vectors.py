@@ -212,6 +212,16 @@ def test_prune_of_equal_norms_keeps_the_first_and_drops_nan():
     assert prune(big, CVS(2), sparsity=0.5).nnz == 4
 
 
+@pytest.mark.parametrize("unit", [1e200, 5e307, 1e-200, 1e-307])
+def test_prune_beyond_the_squares_of_float64(unit):
+    W = np.array([[1, 2, 1], [3, 0, -2]]) * unit
+    for format, kept in (("CSR", [[0, 0, 0], [3, 0, 0]]), (CVS(2), [[1, 0, 0], [3, 0, 0]])):
+        A = prune(W, format, sparsity=5 / 6 if format == "CSR" else 2 / 3)
+        np.testing.assert_array_equal(A.todense(), np.array(kept) * unit)
+    W[0, 1], W[1, 2] = -np.inf, np.nan
+    np.testing.assert_array_equal(np.isinf(prune(W, sparsity=5 / 6).values), [True])
+
+
 def test_random_structure():
     A = random((70, 50), density=0.2, format=CVS(8), seed=3)
     assert A.values.shape == (round(0.2 * 9 * 50), 8) and A.dtype == jnp.float32
@@ -247,6 +257,7 @@ def test_similar_rows_become_neighbours():
         (lambda A: cluster_rows(A, CSR), ValueError, "expected CVS"),
         (lambda A: cluster_rows(A, CVS(2).transposed), ValueError, "expected CVS"),
         (lambda A: fill_in(np.eye(3), CVS(2)), ValueError, "expected a SparseArray"),
+        (lambda A: cluster_rows(A.to_scipy(), CVS(2)), ValueError, "2 dimensions, got csr_array"),
         (lambda A: A.asformat(CVS(10**10)), ValueError, "up to 1024 rows"),
         (lambda A: random((3, 3), density=0.5, seed="x"), ValueError, "dtype or seed"),
         (lambda A: A.asformat(CVS(4)).with_values(A.values), ValueError, r"\[\d+, 4\]"),

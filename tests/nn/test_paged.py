@@ -132,3 +132,20 @@ def test_errors():
         nn.PagedCache.empty([1, 2], SIZE, HK, D)
     with pytest.raises(NotImplementedError, match="return_lse: pages have none"):
         cache.attend(jnp.ones((3, 1, 2, 4)), return_lse=True)
+
+
+def test_a_cache_of_numpy_arrays():
+    cache, _, _ = filled()
+    kept = jax.device_get(cache)  # as checkpoints give it back
+    wide = dataclasses.replace(kept, tables=TABLES.astype(np.int64))
+    new = drawn(B, 1, HK, D)
+    expected = cache.append(new, new)
+    for each in (kept, wide):
+        jax.tree.map(np.testing.assert_array_equal, each.append(new.tolist(), new), expected)
+        q = jax.ShapeDtypeStruct((B, 1, H, D), jnp.float32)
+        assert jax.eval_shape(each.attend, q).shape == q.shape
+    # Pages that int32 does not count are out of range: wrapped they would be others' pages.
+    far = nn.PagedCache.empty(TABLES + 2**32, SIZE, HK, D, pages=B * MOST + 2)
+    assert not np.asarray(far.append(new, new).keys).any()
+    with pytest.raises(ValueError, match="tables must be integers, got float64"):
+        nn.PagedCache.empty(TABLES / 2, SIZE, HK, D)

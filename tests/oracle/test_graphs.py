@@ -253,6 +253,31 @@ def test_batches_of_one_capacity_compile_once():
     assert len(traced) == 1
     exact = graphs.batch([random_graph(3), random_graph(4)])
     assert exact.graph.shape == (7, 7) and exact.membership.shape == (2, 7)
+    np.testing.assert_array_equal(exact.spread([5.0, 6.0]), np.repeat([5, 6], [3, 4]))
+
+
+@pytest.mark.parametrize("pair", [("bfloat16", "int32"), ("bfloat16", "float16"), ("f4", "i4")])
+def test_values_of_a_batch_are_promoted_as_by_jax(pair):
+    own = [random_graph(3).astype(dtype) for dtype in pair]
+    with jax.numpy_dtype_promotion("standard"):
+        joined = graphs.batch(own)
+        assert joined.graph.dtype == jnp.promote_types(*pair)
+    values = np.concatenate([np.asarray(A.values, np.float64) for A in own])
+    np.testing.assert_array_equal(np.asarray(joined.graph.values, np.float64), values)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda A: graphs.batch([A]).graph,
+        lambda A: graphs.induced_subgraph(A, [1])[0],
+        lambda A: graphs.NeighborSampler(A, [1], 1).sample([1]).blocks[0],
+    ],
+)
+def test_traced_values_are_named(make):
+    A = random_graph(3)
+    with pytest.raises(ValueError, match="values: expected a concrete value, got a tracer; call"):
+        jax.eval_shape(lambda values: make(A.with_values(values)).values, A.values)
 
 
 # ---- subgraphs and samples ----------------------------------------------------------------------

@@ -176,6 +176,21 @@ def test_preconditioners_save_products():
     assert degree(5) < degree(2) < degree(1)
 
 
+@pytest.mark.parametrize("name", ["jacobi", "chebyshev"])
+def test_preconditioners_of_columns_and_of_other_dtypes(name):
+    options = {} if name == "jacobi" else {"bounds": (0.1, 3.0), "degree": 2}
+    M = getattr(linalg, name)(of(SYMMETRIC), **options)
+    each = np.stack([np.asarray(M(column)) for column in B.T], 1)
+    np.testing.assert_allclose(M(B), each, rtol=1e-12)
+    np.testing.assert_allclose(M(B[:, :1]), each[:, :1], rtol=1e-12)
+    whole = np.arange(N)  # the inverse of a diagonal beyond 1 would be the integer 0
+    np.testing.assert_allclose(M(whole), M(whole.astype(float)), rtol=1e-12)
+    M = getattr(linalg, name)(of(GENERAL * (1 + 0.5j * np.eye(N))), **options)
+    np.testing.assert_allclose(M(b), M(b.astype(complex)), rtol=1e-12)  # not the real part
+    with pytest.raises(ValueError, match=rf"{name}: r: expected shape \[12\] or \[12, k\], got"):
+        M(b[:1])
+
+
 def test_chebyshev_is_its_polynomial():
     """The error of the k-th step is that of the scaled Chebyshev polynomial: Saad, 12.3.2."""
     low, high, degree = 0.5, 2.0, 4
@@ -194,6 +209,9 @@ def test_chebyshev_is_its_polynomial():
     residual = residual / T((high + low) / (high - low))
     exact = np.linalg.solve(a, r)
     np.testing.assert_allclose(found, exact - residual @ exact, rtol=1e-9)
+    # An interval of one point, which holds all eigenvalues of a scaled diagonal.
+    line = linalg.chebyshev(of(np.diag(diagonal)), degree=degree, bounds=(1, 1))
+    np.testing.assert_allclose(line(r), r / diagonal, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int32])
@@ -364,6 +382,7 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.gmres(A, b[1:]), ValueError, ["gmres: b", "[12]", "[11]"]),
         (lambda: linalg.cg(A, b, B), ValueError, ["x0", "[12]", "[12, 3]"]),
         (lambda: linalg.cg(A, A), TypeError, ["b must be a dense"]),
+        (lambda: linalg.cg(lambda x: x, {"x": b}), TypeError, ["cg: b must be a dense", "dict"]),
         (lambda: linalg.cg(A, b, M=SYMMETRIC), TypeError, ["cg: M"]),
         (lambda: linalg.bicgstab(A, b, M=WIDE), ValueError, ["bicgstab: M", "square"]),
         (lambda: linalg.cg(A, b, tol=-1), ValueError, ["cg: tol", "at least 0", "got -1"]),
@@ -373,6 +392,7 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.lobpcg(A, B[:, :2], tol=-1.0), ValueError, ["lobpcg: tol", "-1"]),
         (lambda: linalg.jacobi(WIDE), ValueError, ["jacobi", "square"]),
         (lambda: linalg.chebyshev(A, degree=0), ValueError, ["degree", "got 0"]),
+        (lambda: linalg.chebyshev(A, degree=2.5), TypeError, ["chebyshev: degree", "got 2.5"]),
         (lambda: linalg.norm(SYMMETRIC), TypeError, ["norm: A"]),
         (lambda: linalg.norm(A, 2), NotImplementedError, ["power_iteration(A.T @ A)"]),
         (lambda: linalg.norm(A, 3), ValueError, ["ord", "got 3"]),

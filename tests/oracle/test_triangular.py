@@ -212,6 +212,21 @@ def test_eigenvalues():
     np.testing.assert_allclose(jax.jit(jax.grad(greatest))(A.values), want, atol=1e-4)
 
 
+@pytest.mark.parametrize("largest", [True, False])
+def test_eigenvalues_of_few_and_of_one_sign(largest):
+    """Of nothing, of rank one, of one value, and of the sign that is not looked for."""
+    X, row = jnp.asarray(RNG.normal(size=(12, 2)), jnp.float32), np.arange(12)
+    A = SparseArray.from_coordinates(np.stack([row, row], 1), np.ones(12, np.float32), (12, 12))
+    for diagonal in (row * 0, row == 3, row * 0 + 1, -1 - row, 1 + row):
+        own = A.with_values(
+            jnp.asarray(diagonal if largest else -diagonal.astype(int), jnp.float32)
+        )
+        values, vectors = linalg.lobpcg(own, X, largest=largest)
+        want = np.sort(np.asarray(own.values))[::-1] if largest else np.sort(np.asarray(own.values))
+        np.testing.assert_allclose(values, want[:2], atol=1e-4)
+        np.testing.assert_allclose(own @ vectors, values[None] * vectors, atol=1e-2)
+
+
 def test_operators_of_lineax():
     lineax = pytest.importorskip("lineax")
     a = SQUARE @ SQUARE.T + np.eye(N)
@@ -266,12 +281,13 @@ def test_what_scipy_has_and_is_not_here_names_the_nearest():
 def test_wrong_arguments_are_named():
     A = of(SQUARE)
     hollow = of(SQUARE - np.diag(np.diag(SQUARE)))
-    for solve in (
-        linalg.triangular_solve,
-        lambda A, b: linalg.ilu(A),
-        lambda A, b: linalg.ichol(A),
+    for solve, advice in (
+        (linalg.triangular_solve, "unit_diagonal=True takes ones"),
+        (lambda A, b: linalg.ilu(A), "jacobi takes ones there"),
+        (lambda A, b: linalg.ichol(A), "jacobi takes ones there"),
     ):
-        with pytest.raises(ValueError, match="entry on the diagonal of each row, got none in 12"):
+        words = f"entry on the diagonal of each row, got none in 12, row 0 first; {advice}"
+        with pytest.raises(ValueError, match=words):
             solve(hollow, b)
         with pytest.raises(ValueError, match="expected a square matrix"):
             solve(of(SQUARE[:5]), b)

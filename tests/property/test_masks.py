@@ -387,6 +387,12 @@ def test_sets_of_rows_in_any_order():
     np.testing.assert_array_equal(dense(masks.causal(a)), np.tril(A))
 
 
+def test_lists_of_no_segments():
+    assert masks.block_diagonal([]).shape == (0, 0)
+    assert masks.block_diagonal([], [1, 2], format=CVS(2)).shape == (0, 2)
+    assert masks.block_diagonal([1, 2], []).nnz == 0
+
+
 def test_positional_habits():
     same = lambda a, b: np.testing.assert_array_equal(dense(a), dense(b))
     same(masks.longformer(64, 8, 3), masks.longformer(64, 8, [0, 1, 2]))

@@ -38,8 +38,8 @@ def read(
 
     Args:
       path: its suffix chooses the file format. .mtx: Matrix Market coordinate files of any field
-        and symmetry. .npz: arrays data, indices, indptr, shape, or those of
-        `scipy.sparse.save_npz`; never pickles.
+        (also SciPy's unsigned-integer) and symmetry. .npz: arrays data, indices, indptr, shape, or
+        those of `scipy.sparse.save_npz`; never pickles.
       format: of the result; None is CSR for matrices and COO for tensors of any other order.
       dtype: of the values; None keeps the file's as `jnp.asarray` would (float32 without x64).
       duplicates: "sum" adds entries with equal coordinates, "error" refuses them.

@@ -19,7 +19,8 @@ from sgap_jax.formats.checks import INT32_MAX
 from sgap_jax.formats.io.number_tables import Contents, Source
 
 # How many numbers follow the two indices, by field.
-_WIDTH = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}
+_WIDTH = {"real": 1, "double": 1, "integer": 1, "unsigned-integer": 1, "complex": 2, "pattern": 0}
+_INTEGERS = {"integer": np.int64, "unsigned-integer": np.uint64}  # the second is SciPy's
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 _EXACT = 2.0**53  # float64 holds every integer up to here
 
@@ -73,7 +74,8 @@ def read(source: Source) -> Contents:
     m, k, blocks = _entries(source, field, symmetry)
     parts = list(blocks)
     i, j = (_join([part[n] for part in parts], np.int32) for n in (0, 1))
-    values = None if field == "pattern" else _join([part[2] for part in parts], np.float64)
+    empty = _INTEGERS.get(field, np.complex128 if field == "complex" else np.float64)
+    values = None if field == "pattern" else _join([part[2] for part in parts], empty)
     if symmetry != "general":
         i, j, values = _expand(source, symmetry, i, j, values)
     return Contents((m, k), [i, j], values)
@@ -119,7 +121,7 @@ def _banner(source: Source) -> tuple[str, str]:
     if symmetry not in _SYMMETRIES:
         source.fail(f"a symmetry of {', '.join(_SYMMETRIES)}", words[4], 1)
     if (symmetry == "hermitian" and field != "complex") or (
-        symmetry == "skew-symmetric" and field == "pattern"
+        symmetry == "skew-symmetric" and field in ("pattern", "unsigned-integer")
     ):
         source.fail("a field that this symmetry allows", f"{field} {symmetry}", 1)
     return field, symmetry
@@ -150,18 +152,22 @@ def _values(source: Source, rows: np.ndarray, block: bytes, field: str) -> np.nd
     if field == "complex":
         return rows[:, 2] + 1j * rows[:, 3]
     values = rows[:, 2]
-    if field != "integer":
+    if field not in _INTEGERS:
         return values.copy()  # not a view that keeps the indices alive
-    whole = values == np.floor(values)
-    if not (whole & np.isfinite(values)).all():
-        line, text = source.line_of_row(block, int(np.argmin(whole & np.isfinite(values))))
-        source.fail("an integer value", text.split()[2], line)
+    dtype = np.dtype(_INTEGERS[field])
+    good = (values == np.floor(values)) & np.isfinite(values)
+    if dtype.kind == "u":
+        good &= values >= 0
+    if not good.all():
+        line, text = source.line_of_row(block, int(np.argmin(good)))
+        source.fail(f"an {field.replace('-', ' ')} value", text.split()[2], line)
     if (np.abs(values) < _EXACT).all():
-        return values.astype(np.int64)
-    try:  # rare: parse again as int64, because float64 rounds integers this large
-        return np.array([int(line.split()[2]) for line in block.split(b"\n") if line.strip()], "i8")
+        return values.astype(dtype)
+    try:  # rare: parse again as integers, because float64 rounds those that are this large
+        words = [line.split()[2] for line in block.split(b"\n") if line.strip()]
+        return np.array([int(word) for word in words], dtype)
     except (ValueError, OverflowError) as error:
-        source.fail("integer values within int64", error, source.line_number + 1)
+        source.fail(f"integer values within {dtype}", error, source.line_number + 1)
 
 
 def _expand(

@@ -1,5 +1,5 @@
 """NumPy archives: the arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout
-(csr, csc, coo; bsr for vectors and blocks).
+(csr, csc, coo; bsr for vectors and blocks; dia is read).
 
 Pickles are refused. The size that each member's header declares is compared with the member's
 actual size before its data are read.
@@ -51,8 +51,8 @@ def _row_offsets(
     """(shape, row offsets, the arrays format and dtype) of a CSR archive."""
     wanted = _wanted(path, names)
     rest = {n: _array(path, archive, n) for n in wanted if n in ("format", "dtype")}
-    format = _text(rest.get("format"), "csr") if "indptr" in wanted else "coo"
-    if format != "csr":
+    format = _text(rest.get("format"), "csr" if "indptr" in wanted else "coo")
+    if format != "csr" or "indptr" not in wanted:
         raise NotImplementedError(f"{path}: rows of an archive in format csr, got {format}")
     m, k = _shape(path, _array(path, archive, "shape"), 2)
     offsets = checks.check_indices(_array(path, archive, "indptr"), "indptr", 1, path)
@@ -88,7 +88,7 @@ def _fail(path: str, expected: str, got: object) -> NoReturn:
 
 
 def _wanted(path: str, names: set[str]) -> list[str]:
-    for arrays in (("indices", "indptr"), ("row", "col"), ("coords",)):
+    for arrays in (("indices", "indptr"), ("row", "col"), ("coords",), ("offsets",)):
         wanted = {"data", "shape", *arrays}
         if wanted <= names:
             return sorted(wanted | (names & {"format", "dtype"}))
@@ -172,6 +172,9 @@ def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
     if "indptr" in arrays and format == "bsr":
         coordinates, values = _bsr_entries(path, arrays, shape)
         return Contents(shape, coordinates, values, _dtype(path, arrays))
+    if "offsets" in arrays:
+        coordinates, values = _diagonals(path, arrays, shape)
+        return Contents(shape, coordinates, values, _dtype(path, arrays))
     values = checks.check_values(arrays["data"], None, path)
     if "indptr" in arrays:
         if format not in ("csr", "csc") or len(shape) != 2:
@@ -221,6 +224,24 @@ def _bsr_entries(
         for corner, side, lane in zip(corners, sides, lanes, strict=True)
     ]
     return [np.broadcast_to(x, data.shape).reshape(-1) for x in places], values.reshape(-1)
+
+
+def _diagonals(
+    path: str, arrays: dict[str, np.ndarray], shape: tuple[int, ...]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Coordinates (rows, columns) and values of a DIA archive: data[d, j] is in column j and row
+    j - offsets[d]. Zeros are padding, as in SciPy."""
+    offsets = checks.check_indices(arrays["offsets"], "offsets", 1, path).astype(np.int64)
+    data = arrays["data"]
+    if len(shape) != 2 or data.ndim != 2 or len(data) != len(offsets):
+        _fail(path, f"data [{len(offsets)}, columns] of a matrix", f"{data.shape} of {shape}")
+    if len(np.unique(offsets)) != len(offsets):
+        _fail(path, "offsets: each once", offsets[:8])
+    data = checks.check_values(data[:, : shape[1]], None, path, (min(data.shape[1], shape[1]),))
+    rows = np.arange(data.shape[1]) - offsets[:, None]
+    d, columns = np.nonzero((rows >= 0) & (rows < shape[0]) & (data != 0))
+    places = rows[d, columns].astype(np.int32), columns.astype(np.int32)
+    return list(places), data[d, columns]
 
 
 def write(stream: BinaryIO, A: Any) -> None:

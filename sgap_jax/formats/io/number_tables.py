@@ -122,7 +122,7 @@ class Source:
 
     def _parse(self, block: bytes, width: int, expected: str) -> np.ndarray:
         try:
-            rows = np.loadtxt(io.StringIO(block.decode("ascii")), ndmin=2, comments=None)
+            rows = _table(block)
             if rows.shape[1] == width:
                 return rows
             problem = f"{rows.shape[1]} columns"
@@ -169,7 +169,19 @@ class Source:
 
 
 _SPACE_TO_NEWLINE = bytes.maketrans(b" \t\r", b"\n\n\n")
-_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf(inity)?)", re.I)
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([de][+-]?\d+)?|\.\d+([de][+-]?\d+)?|nan|inf(inity)?)", re.I)
+_EXPONENT = re.compile(rb"(?<=[\d.])[dD](?=[+-]?\d)")  # as Fortran writes that of a double
+
+
+def _table(block: bytes) -> np.ndarray:
+    """The numbers of a block. Where exponents are Fortran's, which are rare, it is read again."""
+    try:
+        return np.loadtxt(io.StringIO(block.decode("ascii")), ndmin=2, comments=None)
+    except ValueError:
+        text, found = _EXPONENT.subn(b"e", block)
+        if not found:
+            raise
+        return np.loadtxt(io.StringIO(text.decode("ascii")), ndmin=2, comments=None)
 
 
 def _is_row(line: bytes, width: int) -> bool:
