@@ -66,6 +66,29 @@ def test_right_sides_whose_squared_norm_leaves_the_range(name):
     )
 
 
+@pytest.mark.parametrize("name, dtype", [*((name, "f") for name in SOLVERS), ("cg", "F")])
+def test_right_sides_at_the_end_of_the_range(name, dtype):
+    """Right sides and cotangents whose products with A overflow, and an x that does."""
+    a, one = np.array([[2, -1], [-1, 2]], dtype), 1 if dtype == "f" else 1 + 1j
+    A, solver = of(a), getattr(linalg, name)
+    big = 3e38 * one * np.array([[1, 1], [1, -0.6]], dtype)
+    want = 3e38 * one * np.array([[1, 1.4 / 3], [1, -0.2 / 3]])
+
+    @jax.jit
+    def found(values, b):
+        x0 = None if name == "gmres" else jnp.asarray(want, dtype)  # which takes long to compile
+        solve = lambda b: solver(A.with_values(values), b, x0, maxiter=20)
+        x, transposed, info = jax.vjp(solve, b, has_aux=True)
+        return x, info, transposed(big)[0]
+
+    x, info, gradient = found(A.values, big)
+    assert info == 0
+    np.testing.assert_allclose(x, want, rtol=1e-5)
+    np.testing.assert_allclose(gradient, want, rtol=1e-5)
+    x, info, _ = found(A.values / 4, big)  # b - A x is infinite, or NaN
+    assert np.isnan(x).all() and info == 20
+
+
 @pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
 def test_a_start(name):
     """x0 far from the size of b or of a cotangent, and no derivative of its own."""
