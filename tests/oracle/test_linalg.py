@@ -1,6 +1,7 @@
 """`sgap_jax.linalg` against SciPy and dense solves: solutions, derivatives in A's values,
 preconditioners, norms, eigenvalues, exponentials, errors."""
 
+from fractions import Fraction
 from functools import partial
 
 import jax
@@ -458,7 +459,7 @@ def test_solvers_of_narrow_dtypes_of_nothing_and_of_wrong_arguments():
             solver(A, b, M=SparseArray.from_dense(np.eye(2)))
         with pytest.raises((TypeError, ValueError), match="maxiter"):
             solver(A, b, maxiter="a")
-        far = solver(A, b, rtol=2.0)[0]  # SciPy's name of tol: zeros are near enough
+        far = solver(A, b, rtol=Fraction(2))[0]  # SciPy's name of tol: zeros are near enough
         assert not np.asarray(far, np.float32).any()
     with pytest.raises(ValueError, match="restart"):
         linalg.gmres(A, b, restart=0)
