@@ -144,7 +144,7 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
         # What is linear in b is scaled with it: x0, whose residual they square, and atol.
         like = b
         if x0 is not None:
-            image = matvec(x0)
+            image = matvec(x0)  # of x0 near the end of the range it may overflow
             like = jnp.concatenate([b, jnp.where(jnp.isfinite(image).all(), image, x0)])
         scale = _power_of_two(like)
         own = options | {"atol": options["atol"] / scale.real}
