@@ -10,6 +10,7 @@ they are ended; the same command again goes on from the last checkpoint.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -37,42 +39,56 @@ def start(processes: int, devices: int, arguments: list[str]) -> list[subprocess
     others = ["--processes", str(processes), "--coordinator", f"127.0.0.1:{free_port()}"]
     command = [sys.executable, str(TRAIN), *arguments, *others]
     options: dict = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return [
-        subprocess.Popen([*command, "--process", str(i)], env=environment, **options)
-        for i in range(processes)
-    ]
+    options["errors"] = "backslashreplace"  # one byte that is no text must not end the reading
+    started: list[subprocess.Popen] = []
+    try:
+        for i in range(processes):
+            numbered = [*command, "--process", str(i)]
+            started.append(subprocess.Popen(numbered, env=environment, **options))
+    except BaseException:
+        _killed(started)
+        raise
+    return started
 
 
-def wait(started: list[subprocess.Popen], grace: float, out: TextIO) -> list[int]:
-    """The exit statuses. Once one process has failed the others have `grace` seconds to end."""
+def wait(
+    started: list[subprocess.Popen], grace: float, out: TextIO, signals: Sequence[int] = ()
+) -> list[int]:
+    """The exit statuses. Once one process has failed the others have `grace` seconds to end; once
+    `signals`, to which a handler adds, has one, none."""
     threads = [
         threading.Thread(target=_copied, args=(i, each, out)) for i, each in enumerate(started)
     ]
     deadline = None
-    try:  # from before anybody reads that they run, and may end this process
+    try:
         for thread in threads:
             thread.start()
-        while any(each.poll() is None for each in started):
+        while not signals and any(each.poll() is None for each in started):
             if deadline is None and any(each.poll() for each in started):
                 deadline = time.monotonic() + grace
             if deadline is not None and time.monotonic() > deadline:
                 break
             time.sleep(0.05)
     finally:
-        for each in started:
-            each.kill()
-            each.wait()
+        _killed(started)
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
     return [each.wait() for each in started]
 
 
+def _killed(started: list[subprocess.Popen]) -> None:
+    for each in started:
+        each.kill()
+        each.wait()
+
+
 def _copied(number: int, process: subprocess.Popen, out: TextIO) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        out.write(f"[{number}] {line}")
-        out.flush()
+    for line in process.stdout:  # to the end: a full pipe would stop the process
+        with contextlib.suppress(OSError, ValueError):  # of an `out` that is closed, or has no é
+            out.write(f"[{number}] {line}")
+            out.flush()
 
 
 def ended(status: int) -> str:
@@ -86,9 +102,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="of each process")
     parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS")
     given, rest = parser.parse_known_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{parser.prog}: ended, with the processes"))
+    # No exception from the handler: in the constructor of a process it would lose that process.
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.append(number))
     started = start(given.processes, given.devices, [*rest, "--timeout", str(given.timeout)])
-    found = wait(started, 2 * given.timeout, sys.stdout)
+    found = wait(started, 2 * given.timeout, sys.stdout, signals)
+    if signals:
+        sys.exit(f"{parser.prog}: ended, with the processes")
     if any(found):
         parts = [f"process {i} {ended(status)}" for i, status in enumerate(found) if status]
         sys.exit(f"{parser.prog}: {', '.join(parts)}")

@@ -138,7 +138,8 @@ class SparseArray(Operators):
         """`coordinates` [nnz, ndim] in any order, `values` [nnz], or None for ones.
 
         A tuple of arrays has one [nnz] for each dimension, as `A.coordinates()` and `np.nonzero`
-        give them; a list, or a tuple of tuples or lists, has the coordinates of each entry.
+        give them, and so has a tuple of arrays and lists; a list, or a tuple of tuples or lists,
+        has the coordinates of each entry.
         `shape` None is the least one that has these coordinates, which must be concrete.
         `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
         `nse`: the capacity, how many entries the result can store (static); the rest of it is

@@ -10,6 +10,8 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Rational, Real
 from typing import Any, NoReturn
 
 import jax
@@ -208,21 +210,28 @@ def saturated(integers: Any) -> jax.Array:
 
 
 def check_share(share: Any, name: str, op: str, most: float = 1) -> Any:
-    """`share` itself; ValueError unless it is a number from 0 to `most`, or a traced scalar, whose
-    value nobody knows yet."""
-    if is_traced(share):
-        if share.shape != ():
-            raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")
+    """`share`, as a float if it is a number of Python; ValueError unless it is a real number from 0
+    to `most`, or a traced scalar, whose value nobody knows yet."""
+    array, traced = hasattr(share, "dtype"), is_traced(share)
+    if traced and share.shape != ():
+        raise ValueError(f"{op}: {name}: expected a scalar, got shape {list(share.shape)}")
+    if array:
+        kinds = (jnp.floating, jnp.integer)
+        real = jnp.shape(share) == () and any(jnp.issubdtype(share.dtype, kind) for kind in kinds)
+    else:
+        real = isinstance(share, Real | Decimal) and not isinstance(share, bool)
+    if traced and real:
         return share
     try:
-        known = jnp.shape(share) == () and not isinstance(share, str)
-        inside = known and np.asarray(share).dtype != bool and 0 <= float(share) <= most
-    except (TypeError, ValueError):
-        inside = False
-    if not inside:
+        number = float(share) if real else math.nan
+    except (OverflowError, ValueError):  # of a long integer, which repr may refuse; of Decimal
+        number = math.nan
+    if not 0 <= number <= most:
         expected = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
-        raise ValueError(f"{op}: {name}: expected a number {expected}, got {share!r}")
-    return share
+        large = isinstance(share, Rational) and number != number
+        got = "one that no float holds" if large and real else repr(share)
+        raise ValueError(f"{op}: {name}: expected a number {expected}, got {got}")
+    return share if array else number
 
 
 def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:

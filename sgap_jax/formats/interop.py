@@ -116,17 +116,22 @@ def _stacked(coordinates: Any, what: str) -> Any:
     arrays = isinstance(coordinates, tuple) and any(getattr(x, "ndim", 0) for x in coordinates)
     if not arrays:
         return coordinates
-    coordinates = [checks.as_array(x) for x in coordinates]
+    expected = "coordinates: expected a tuple of index arrays [nnz], one for each dimension"
+    try:
+        coordinates = [checks.as_array(x) for x in coordinates]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: {expected}, got {error}") from None
     shapes = [list(x.shape) for x in coordinates]
     if any(shape != shapes[0] or len(shape) != 1 for shape in shapes):
-        raise ValueError(
-            f"{what}: coordinates: expected a tuple of index arrays [nnz], one for each dimension, "
-            f"got shapes {', '.join(map(str, shapes))}"
-        )
-    if not checks.is_traced(*coordinates):
-        return np.stack(coordinates, axis=1)
+        raise ValueError(f"{what}: {expected}, got shapes {', '.join(map(str, shapes))}")
     coordinates = [checks.check_indices(x, "coordinates", 1, what) for x in coordinates]
-    return jnp.stack([checks.saturated(x) for x in coordinates], axis=1)
+    if checks.is_traced(*coordinates):
+        return jnp.stack([checks.saturated(x) for x in coordinates], axis=1)
+    if len({x.dtype for x in coordinates}) > 1:  # int64 and uint64 would be float64
+        most = np.uint64(2**63 - 1)
+        clipped = [np.minimum(x, most) if x.dtype == np.uint64 else x for x in coordinates]
+        coordinates = [x.astype(np.int64) for x in clipped]
+    return np.stack(coordinates, axis=1)
 
 
 def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format | str = CSR) -> jax.Arr
             f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
         )
     format = check_format("magnitude_mask", format)
-    check_share(sparsity, "sparsity", "magnitude_mask")
+    sparsity = check_share(sparsity, "sparsity", "magnitude_mask")
     height, width = tile(format)
     (m, k), (down, across) = W.shape, grid(W.shape, format)
     padded = jnp.pad(W, ((0, down * height - m), (0, across * width - k)))
@@ -137,7 +137,7 @@ def norms_of_tiles(x: jax.Array) -> jax.Array:
 def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format | str) -> jax.Array:
     """`magnitude_mask` of K^T for a kernel K [..., in_features, out_features]; stacked layers are
     masked separately."""
-    check_share(sparsity, "sparsity", "prune_step")
+    sparsity = check_share(sparsity, "sparsity", "prune_step")
     mask = partial(magnitude_mask, sparsity=sparsity, format=format)
     for _ in kernel.shape[:-2]:
         mask = jax.vmap(mask)

@@ -111,9 +111,17 @@ def batch_rule(
 
 def _parted(results: Any, size: int, batch: int) -> tuple[Any, Any]:
     """Results with the mapped axis apart from the batch axis that it had joined, and where it is.
-    Either size may be 0."""
-    out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), results)
-    return out, jax.tree.map(lambda _: 0, out)
+    Either size may be 0. An absent result has no batch: it is [1, 0], which is not mapped, or of
+    several structures [S, 0]."""
+
+    def parted(x: Any) -> Any:
+        own = batch if x.shape[0] == size * batch else x.shape[0] // size
+        return x.reshape(size, own, *x.shape[1:])
+
+    leaves, tree = jax.tree.flatten(results)
+    axes = [None if x.shape[0] == 1 and size * batch != 1 else 0 for x in leaves]
+    found = [x if axis is None else parted(x) for x, axis in zip(leaves, axes, strict=True)]
+    return jax.tree.unflatten(tree, found), jax.tree.unflatten(tree, axes)
 
 
 def mapped_first(a: Any, d: int | None, size: int) -> Any:

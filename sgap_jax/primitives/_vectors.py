@@ -69,7 +69,7 @@ def values_of_transpose(values: Any, blocks: Any, width: int) -> jax.Array:
     those of A, [B, blocks c, r]."""
     batch, _, length = values.shape
     whole = values.reshape(batch, blocks.shape[0], width, length)[:, blocks]
-    return jnp.swapaxes(whole, 2, 3).reshape(batch, -1, width)
+    return jnp.swapaxes(whole, 2, 3).reshape(batch, blocks.shape[0] * length, width)
 
 
 def as_stored(A: SparseArray, values: Any) -> Any:

@@ -331,7 +331,7 @@ def of_entries(score_mod: Callable, first: int) -> Callable:
         of_entries = jax.vmap(score_mod, (0, None, None, 0, 0))
         of_heads = jax.vmap(of_entries, (0, None, 0, None, None))
         of_all = jax.vmap(of_heads, (0, 0, None, None, None))
-        flat = s.reshape(*s.shape[:2], -1)
+        flat = s.reshape(*s.shape[:2], rows.size)  # -1 fails if the batch is 0
         found = of_all(flat, b, h, rows.reshape(-1), columns.reshape(-1))
         if not hasattr(found, "dtype"):
             got = f"a {type(found).__name__}"

@@ -412,10 +412,8 @@ class Composition:
         found = [no_array(ds.dtype)] * 2
         if not absent(x.slopes):
             far = jnp.abs(self.distances(x.offset)).astype(ds.dtype)[:, None]
-            total = (ds * jnp.broadcast_to(far, (far.shape[0], *ds.shape[1:]))).reshape(
-                *ds.shape[:2], -1
-            )
-            found[0] = -total.sum(2, keepdims=True)
+            total = ds * jnp.broadcast_to(far, (far.shape[0], *ds.shape[1:]))
+            found[0] = -total.sum(tuple(range(2, ds.ndim)))[..., None]
         if not absent(x.table):
             empty = jnp.zeros(x.table.shape[1:], ds.dtype)
             one = lambda ds, place: empty.at[:, place].add(ds)  # noqa: E731

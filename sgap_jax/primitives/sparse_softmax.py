@@ -98,10 +98,11 @@ def sparse_softmax(
         values = check_entry_values("sparse_softmax", "values", A, values, ("...",))
         if values.ndim == 1:
             return _softmax(A.with_values(values), factor, **of)
-        if export.is_symbolic_dim(math.prod(values.shape[1:])):
+        vectors = math.prod(values.shape[1:])
+        if export.is_symbolic_dim(vectors):
             # The length of a kernel's vectors is static, its batch is not.
             softmax = jax.vmap(lambda v: _softmax(A.with_values(v), factor, **of), 1, 1)
-            return softmax(values.reshape(values.shape[0], -1)).reshape(values.shape)
+            return softmax(values.reshape(values.shape[0], vectors)).reshape(values.shape)
         return _softmax_of_vectors(A, values, factor, **of)
     values = _softmax(split_blocks(A), factor, **of)
     return A.with_values(join_blocks(A, values))

@@ -257,6 +257,26 @@ def test_a_tuple_has_the_coordinates_of_each_dimension():
         SparseArray.from_coordinates((where[0], np.arange(3)), values, (3, 3))
 
 
+def test_the_arrays_of_a_tuple_of_coordinates_are_checked_one_by_one():
+    """Concrete ones as traced ones, which NumPy would promote together."""
+    values, rows, columns = np.float32([2, 4]), np.array([0, 2]), np.array([2, 0], np.uint64)
+    of = lambda *given: SparseArray.from_coordinates(given, values, (3, 3))
+    want = [[0, 0, 2], [0, 0, 0], [4, 0, 0]]
+    narrow = rows.astype(jnp.int4)
+    for given in ((rows, columns), (rows, [2, 0]), ([0, 2], columns), (narrow, columns)):
+        np.testing.assert_array_equal(of(*given).todense(), want)
+    with pytest.raises(ValueError, match=r"of dimension 1\[0\]: expected an index in 0 .. 2"):
+        of(rows, np.array([2**63 + 1, 0], np.uint64))
+    refused = "SparseArray.from_coordinates: coordinates: expected an integer dtype, got bool"
+    for given in ((rows, columns == 2), (columns == 2, rows)):
+        for make in (of, jax.jit(lambda *given: of(*given).todense())):
+            with pytest.raises(ValueError, match=refused):
+                make(*given)
+    for ragged in ([[0], [1, 2]], ["0", [1]]):
+        with pytest.raises(ValueError, match="from_coordinates: coordinates: .*for each dimension"):
+            of(rows, ragged)
+
+
 def test_peers_are_told_that_entries_repeat():
     A = from_edges(
         np.array([[0, 0, 1], [1, 1, 2]]), np.float32([1, 2, 4]), num_nodes=3, duplicates="keep"

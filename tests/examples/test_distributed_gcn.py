@@ -1,11 +1,13 @@
 """The GCN over several processes, of one device or two each: losses of one device, a process that
 dies, and a resumed run."""
 
+import contextlib
 import importlib.util
 import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -117,9 +119,75 @@ def test_the_processes_end_with_the_one_that_started_them(tmp_path):
         started = [int(launched.stdout.readline().split()[1]) for _ in range(2)]
         launched.terminate()
     assert launched.returncode
-    for process in started:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
+    assert not running(started)
+
+
+def running(processes):
+    """Those that have not ended, which are killed."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_signal_while_processes_start_ends_those_that_have(number, tmp_path):
+    """It comes inside the constructor of the third."""
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(600)")
+    run = f"""
+import os, signal, subprocess, launch
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        print(self.pid, flush=True)
+        if command[-1] == "2":
+            os.kill(os.getpid(), signal.{number})
+
+subprocess.Popen, launch.TRAIN = Popen, {str(tmp_path / "sleeper.py")!r}
+launch.main(["--processes", "4"])
+"""
+    launched = subprocess.run([sys.executable, "-c", run], cwd=FOLDER, capture_output=True)
+    started = [int(line) for line in launched.stdout.split()]
+    assert launched.returncode and not running(started) and len(started) in (3, 4)
+    assert b"Traceback" not in launched.stderr, launched.stderr.decode()
+
+
+def test_processes_end_where_a_later_one_does_not_start(tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(launch, "TRAIN", tmp_path / "sleeper.py")
+    popen, started = subprocess.Popen, []
+
+    def one_alone(*args, **options):
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(popen(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", one_alone)
+    with pytest.raises(BlockingIOError):
+        launch.start(2, 1, [])
+    assert not running([each.pid for each in started if each.returncode is None])
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_a_process_prints_is_read_to_its_end(closed, tmp_path, monkeypatch):
+    """Also bytes that are no text, and where nobody reads it further: a full pipe stops it."""
+    writer = tmp_path / "writer.py"
+    writer.write_text("import sys; sys.stdout.buffer.write(b'a \\xff\\n' + 9999 * b'b' + b'\\nc')")
+    monkeypatch.setattr(launch, "TRAIN", writer)
+    out, (process,) = io.StringIO(), launch.start(1, 1, [])
+    if closed:
+        out.close()
+    try:
+        launch._copied(3, process, out)
+        assert process.wait() == 0 and not process.stdout.read()
+    finally:
+        process.kill()
+    if not closed:
+        assert out.getvalue() == "[3] a \\xff\n[3] " + 9999 * "b" + "\n[3] c"
 
 
 def test_rows_of_graphs_are_those_of_the_whole(tmp_path):

@@ -1,4 +1,6 @@
-"""vmap over a batch of 0, of every op and schedule: empty results, and gradients of zero."""
+"""A batch of 0, of every op and schedule: empty results, and gradients of zero."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from sgap_jax import (
     einsum,
     gsddmm,
     gspmm,
+    info,
     row_max,
     row_sum,
     sddmm,
@@ -28,6 +31,7 @@ from sgap_jax import (
     spmm,
     spmv,
 )
+from sgap_jax.primitives._vectors import values_of_transpose
 
 N = 8
 DENSE = np.where(np.random.default_rng(2).random((N, N)) < 0.5, normal(N, N), 0)
@@ -37,6 +41,7 @@ CASES = [(format, None) for format in FORMATS]
 CASES += [(format, Reference()) for format in (CSR, *VECTORS)]
 CASES += [(format, CpuTile(columns=16, nonzeros=64)) for format in (CSR, CVS(2))]
 BY_ROWS = (CSR, CVS(2), BCSR(2, 2))
+SAFE = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
 
 
 def operations(A, schedule):
@@ -84,3 +89,28 @@ def test_every_operation(format, schedule):
             for grad, x in zip(grads, args, strict=True):
                 assert grad.shape == x.shape and not grad.any(), (number, axes)
             assert [g.shape for g in separate] == [(0, *x.shape) for x in (A.values, X)]
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(2)], ids=str)
+def test_attention_of_no_sequences(format):
+    A, q = SparseArray.from_dense(DENSE, format=format), jnp.zeros((0, N, 2, 4))
+    attend = lambda q, **terms: sparse_attention(q, q, q, A, **terms)
+    of_slopes = lambda s: jnp.sum(attend(q, alibi_slopes=s))
+    of_scores = lambda q: jnp.sum(attend(q, score_mod=lambda s, b, h, i, j: 2 * s))
+    found = jax.jit(jax.hessian(of_slopes))(jnp.ones(2)), jax.jit(jax.grad(of_scores))(q)
+    assert [x.shape for x in found] == [(2, 2), q.shape] and not found[0].any()
+
+
+def test_softmax_of_vectors_of_no_entries():
+    none = SparseArray.from_dense(np.zeros((2, 2)))
+    (heads,) = jax.export.symbolic_shape("heads")  # jax.eval_shape takes none
+    export = jax.export.export(
+        jax.jit(lambda v: sparse_softmax(none, values=v)), disabled_checks=SAFE
+    )
+    assert export(jax.ShapeDtypeStruct((0, heads), "float32")).out_avals[0].shape == (0, heads)
+
+
+def test_values_of_a_transpose_in_blocks():
+    """That CUDA's lowerings compute."""
+    of = partial(values_of_transpose, blocks=np.arange(3), width=4)
+    assert jax.eval_shape(of, jax.ShapeDtypeStruct((0, 12, 2), "float32")).shape == (0, 6, 4)

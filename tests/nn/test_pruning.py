@@ -1,5 +1,8 @@
 """Gradual magnitude pruning: its schedule, its mask, and a layer on its way to a sparse one."""
 
+from decimal import Decimal
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from flax import nnx
 
 from sgap_jax import BCSR, CSC, CSR, CVS, nn, prune
+from sgap_jax.formats.checks import check_share
 from sgap_jax.nn import linen as snn
 
 
@@ -269,3 +273,18 @@ def test_a_sparsity_out_of_range_masks_nothing(sparsity):
     with pytest.raises(ValueError, match="magnitude_mask: " + words):
         nn.magnitude_mask(np.ones((3, 4)), sparsity)
     assert layer.mask[...].all()
+
+
+def test_a_share_is_a_real_number_that_a_float_holds():
+    words = "rigl_step: fraction: expected a number from 0 to 1"
+    refused = (10**400, 10**5000, -Fraction(10**400), Decimal("sNaN"), b"0.5", np.array("0.5"))
+    refused += (np.complex64(0.5), 0.5j, True, np.bool_(True), np.array(0.5, object), [0.5])
+    for share in refused:
+        with pytest.raises(ValueError, match=words):
+            check_share(share, "fraction", "rigl_step")
+    for dtype in (bool, "complex64"):
+        with pytest.raises(ValueError, match=words):
+            jax.eval_shape(lambda x: check_share(x, "fraction", "rigl_step"), np.zeros((), dtype))
+    W = np.arange(12.0).reshape(3, 4)
+    for half in (Fraction(1, 2), Decimal("0.5"), np.float32(0.5)):
+        np.testing.assert_array_equal(nn.magnitude_mask(W, half), W > 5)

@@ -302,6 +302,7 @@ def test_linen_models():
     sparse, own = snn.sparsify(model, variables, 0.0, x)
     assert "kernel" not in own["params"]["up"]
     close(sparse.apply(own, x), model.apply(variables, x))
+    assert jax.eval_shape(sparse.apply, own, x[:0]).shape == model.apply(variables, x[:0]).shape
     twin = nnx.Linear(8, 8, rngs=nnx.Rngs(0), **FLOAT64)
     nnx.update(twin, variables["params"]["up"])
     sparse, own = snn.sparsify(model, variables, 0.5, x, where="up")

@@ -86,7 +86,7 @@ def test_methods_of_scipy():
     a, _ = pair((10, 7))
     A = SparseArray.from_dense(a)
     same(A.power(2), a**2)
-    for axes in (None, (1, 0), [-1, -2], (1, -2)):
+    for axes in (None, (1, 0), [-1, -2], (1, -2), np.array([1, 0])):
         same(A.transpose(axes), a.T)
     same(A.transpose(1, 0), a.T)
     for B, of in ((A.tocsr(), CSR), (A.tocsc(), CSC), (A.tocoo(), COO)):

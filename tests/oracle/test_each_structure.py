@@ -291,6 +291,24 @@ def test_attention_with_arbitrary_index_arrays(lead):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_gradients_of_attention_whose_structures_are_sharded(nested):
+    """By explicit axes, and with several sequences of each structure."""
+    dense = np.stack([np.tri(4), np.eye(4)])
+    A = jax.tree.map(lambda *x: jnp.stack(x), *(SparseArray.from_dense(x, nse=10) for x in dense))
+    x = normal(2, *[3] * nested, 2, 4, 1, 2)
+    loss = lambda x, A: jnp.sum(sparse_attention(x, x, x, A) ** 2)
+    gradient = jax.grad(loss)
+    if nested:
+        gradient = jax.vmap(gradient, (0, None))
+    gradient = jax.jit(jax.vmap(gradient))
+    right = gradient(x, A)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x, A = jax.device_put((x, A), jax.NamedSharding(mesh, jax.P("x")))
+        np.testing.assert_allclose(gradient(x, A), right, rtol=1e-5, atol=1e-6)
+
+
 def test_structures_that_are_sharded_and_exported():
     A, Y = structures(CSR), normal(COUNT, K, D)
     loss = lambda A, Y: jnp.sum(jax.vmap(spmm)(A, Y) ** 2)

@@ -1,6 +1,7 @@
 """`sgap_jax.linalg` against SciPy and dense solves: solutions, derivatives in A's values,
 preconditioners, norms, eigenvalues, exponentials, errors."""
 
+from fractions import Fraction
 from functools import partial
 
 import jax
@@ -64,6 +65,33 @@ def test_right_sides_whose_squared_norm_leaves_the_range(name):
     np.testing.assert_allclose(
         d_columns, np.stack([adjoint] * 4, 1), atol=2e-4 * abs(adjoint).max()
     )
+
+
+@pytest.mark.parametrize("name, dtype", [*((name, "f") for name in SOLVERS), ("cg", "F")])
+def test_right_sides_at_the_end_of_the_range(name, dtype):
+    """Right sides and cotangents whose products with A overflow, and an x that does."""
+    a, one = np.array([[2, -1], [-1, 2]], dtype), 1 if dtype == "f" else 1 + 1j
+    A, solver = of(a), getattr(linalg, name)
+    big = 3e38 * one * np.array([[1, 1], [1, -0.6]], dtype)
+    want = 3e38 * one * np.array([[1, 1.4 / 3], [1, -0.2 / 3]])
+
+    @jax.jit
+    def found(values, b, x0):
+        x0 = None if name == "gmres" else x0  # which takes long to compile
+        solve = lambda b: solver(A.with_values(values), b, x0, maxiter=20)
+        x, transposed, info = jax.vjp(solve, b, has_aux=True)
+        return x, info, transposed(big)[0]
+
+    x0 = np.asarray(0.9 * want, dtype)
+    x, info, gradient = found(A.values, big, x0)
+    assert info == 0
+    np.testing.assert_allclose(x, want, rtol=1e-5)
+    np.testing.assert_allclose(gradient, want, rtol=1e-5)
+    x, info, _ = found(A.values / 4, big, x0)  # b - A x is infinite, or NaN
+    assert np.isnan(x).all() and info == 20
+    if name == "cg":  # x / |b| overflows, b - A x does not
+        x, info, _ = found(A.values, 1e-37 * (big / 3e38), x0 * np.array([[1], [0.3]], dtype))
+        assert np.isfinite(x).all() and info == 20
 
 
 @pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
@@ -455,7 +483,7 @@ def test_solvers_of_narrow_dtypes_of_nothing_and_of_wrong_arguments():
             solver(A, b, M=SparseArray.from_dense(np.eye(2)))
         with pytest.raises((TypeError, ValueError), match="maxiter"):
             solver(A, b, maxiter="a")
-        far = solver(A, b, rtol=2.0)[0]  # SciPy's name of tol: zeros are near enough
+        far = solver(A, b, rtol=Fraction(2))[0]  # SciPy's name of tol: zeros are near enough
         assert not np.asarray(far, np.float32).any()
     with pytest.raises(ValueError, match="restart"):
         linalg.gmres(A, b, restart=0)

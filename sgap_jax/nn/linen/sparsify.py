@@ -193,4 +193,7 @@ def _called(
     outputs = contraction.apply(op, inputs, lambda z: linear(op, z, W, None, schedule))
     if bias is not None:
         outputs += contraction.broadcast_bias(op, bias, inputs.ndim)
-    return outputs.reshape(*outputs.shape[:-2], -1) if isinstance(layer, linen.Conv) else outputs
+    if isinstance(layer, linen.Conv):  # the groups' own outputs follow each other
+        *leading, groups, own = outputs.shape
+        return outputs.reshape(*leading, groups * own)
+    return outputs
