@@ -278,6 +278,12 @@ inline Bits First(Bits bits, int64_t most) {
 struct CandidateBits {
   static constexpr int kCount = 64;
   uint64_t chosen, open;
+
+  // In the memory of keys, which has room for 16 more than there are candidates.
+  static CandidateBits* In(int32_t* keys) {
+    const auto address = reinterpret_cast<uintptr_t>(keys);
+    return reinterpret_cast<CandidateBits*>(reinterpret_cast<char*>(keys) + (-address & 7));
+  }
 };
 
 // The candidates of a row, by their scores.
@@ -289,7 +295,7 @@ struct SortedCandidates {
   // Those with scores from `high` on are chosen, others from `low` on are open.
   SortedCandidates(int64_t candidates, float low, float high, const RowScratch<float>& scratch,
                    const OpenColumns& open)
-      : bits(reinterpret_cast<CandidateBits*>(scratch.keys)) {
+      : bits(CandidateBits::In(scratch.keys)) {
     CandidateBits* own = bits;
     for (int64_t i = 0; i < candidates; i += CandidateBits::kCount, ++own) {
       uint64_t above = 0, from = 0;
