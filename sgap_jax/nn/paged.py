@@ -11,7 +11,7 @@ import numpy as np
 
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import as_array, check_count, is_traced, saturated
+from sgap_jax.formats.checks import as_array, check_concrete, check_count, is_traced, saturated
 from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.attend import rotated
 from sgap_jax.primitives._define import accumulator
@@ -68,7 +68,8 @@ class PagedCache:
         if tables.size and not jnp.issubdtype(tables.dtype, jnp.integer):
             raise ValueError(f"{op}: tables must be integers, got {tables.dtype}")
         if pages is None:
-            pages = int(np.max(np.asarray(tables), initial=-1)) + 1
+            check_concrete(tables, "tables", op, "or pass pages")
+            pages = int(np.max(np.asarray(tables).astype(np.int64), initial=-1)) + 1
         tables = saturated(tables)
         widths = (features, features if value_features is None else value_features)
         keys, values = (jnp.zeros((pages, size, heads, width), dtype) for width in widths)

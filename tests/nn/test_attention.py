@@ -335,7 +335,7 @@ def test_scale_sinks_and_a_function_of_the_scores():
         layer.init_cache(x.shape, jnp.float64)
         layer(x, decode=True, is_causal=True)
     with pytest.raises(NotImplementedError, match="pages takes no score_mod"):
-        layer(x, paged_cache=nn.PagedCache.empty(np.zeros((2, 1)), L, 2, 2))
+        layer(x, paged_cache=nn.PagedCache.empty(np.zeros((2, 1), int), L, 2, 2))
     thin = snn.SparseSelfAttention(H, **options, **FLOAT64)
     made = jax.eval_shape(lambda: thin.init_with_output(jax.random.key(0), x, pattern=pattern))
     assert made[0].shape == x.shape and made[1]["params"]["sinks"].shape == (H,)

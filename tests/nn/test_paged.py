@@ -147,5 +147,11 @@ def test_a_cache_of_numpy_arrays():
     # Pages that int32 does not count are out of range: wrapped they would be others' pages.
     far = nn.PagedCache.empty(TABLES + 2**32, SIZE, HK, D, pages=B * MOST + 2)
     assert not np.asarray(far.append(new, new).keys).any()
+    unsigned = nn.PagedCache.empty(np.maximum(TABLES, 0).astype(np.uint32), SIZE, HK, D)
+    assert unsigned.keys.shape[0] == TABLES.max() + 1
     with pytest.raises(ValueError, match="tables must be integers, got float64"):
         nn.PagedCache.empty(TABLES / 2, SIZE, HK, D)
+    with pytest.raises(
+        ValueError, match="tables: expected a concrete value, got a tracer; or pass"
+    ):
+        jax.eval_shape(lambda t: nn.PagedCache.empty(t, SIZE, HK, D), TABLES)

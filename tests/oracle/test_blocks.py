@@ -145,6 +145,8 @@ def repeated(format):
     return arrays, dense if format.order is None else dense.T
 
 
+EYE = SparseArray.from_dense(np.eye(2, 6), format=CVS(2))
+
 # What is done to a matrix and to its dense twin, on each of these formats: what acts on entries is
 # the same program for all.
 OF_TRACED = [
@@ -157,6 +159,7 @@ OF_TRACED = [
     (BCSR(2, 3), lambda A: sgap_jax.tril(A, -1), lambda x: np.tril(x, -1)),
     (BCSR(2, 3).transposed, sgap_jax.triu, np.triu),
     (BCSR(2, 3).transposed, lambda A: sgap_jax.vstack([A, A]), lambda x: np.vstack([x, x])),
+    (CVS(2), lambda A: sgap_jax.vstack([EYE, A]), lambda x: np.vstack([EYE.todense(), x])),
     (CVS(2), lambda A: sgap_jax.kron(A, np.eye(2)), lambda x: np.kron(x, np.eye(2))),
     (BCSR(2, 3), lambda A: A - A.asformat(CSR), lambda x: 0 * x),
     (CVS(2), lambda A: A + jax.tree.map(jnp.copy, A), lambda x: 2 * x),

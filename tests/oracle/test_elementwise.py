@@ -140,6 +140,9 @@ def test_extrema_of_few_entries_along_a_great_dimension(long):
         np.testing.assert_array_equal(A.argmax(1), a.argmax(1))
     else:
         assert A.argmin() == a.argmin()
+    both = (np.int32([0, 3]), np.int32([0, 5, 70_000])), (np.int32([0, 7, 0]),)
+    B = SparseArray(jnp.array([-1.0, -2, 9]), both, None, (70_000, 70_000), COO)
+    assert (B.max(), B.min()) == (0, -2)
 
 
 def test_a_dimension_that_int32_offsets_do_not_address():
