@@ -257,8 +257,7 @@ def tune(
     Raises:
       TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed) or not an
         array, or `candidates` is not an iterable of schedules.
-      ValueError: no candidates, `run` returns no array, or `seconds` is not
-        positive and finite.
+      ValueError: no candidates, `run` returns no array, or `seconds` is not positive and finite.
       NotImplementedError: there are no kernels on this platform to choose from, or no operation in
         `run` uses `schedule`. Also what `run` raises for a candidate that the caller named.
 

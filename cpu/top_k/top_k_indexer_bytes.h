@@ -58,8 +58,8 @@ struct RowSurvivors {
   // What one without rounding may be greater by, without the factor of a key: by heads with a
   // positive weight, which is added, and by all heads.
   float raised, off;
-  // Without positive weights 0 is the greatest score: by what those of 16 bits may be lower then.
-  // Infinite for other rows.
+  // Of a row without a positive weight, how much lower scores of 16 bits come out where their sums
+  // begin higher (CertainZeros). Infinite for other rows.
   float lower;
 };
 
@@ -272,11 +272,13 @@ inline void AddOff(const float* weights, const FewVectors& values, const FewVect
   row.raised += greatest(0), row.off += greatest(-__builtin_inff());
 }
 
-// Of the heads of a row: products of 16 bits that begin so much higher are 0 at most only where
-// those without rounding are. Without a positive weight the score of a column is 0 then, certainly.
+// Which columns of a row without a positive weight have the score 0, by q and keys of 16 bits: each
+// head's sum begins higher by all that rounding may take from it, so where it is not above 0 nor is
+// the product without rounding. Where that holds for all heads, the score is 0. Other scores come
+// out lower by at most Lower(), and are computed without rounding.
 struct CertainZeros {
   bool known = true;  // no weight is positive, and no product or score is too small for a float32
-  float lower = 0;    // what this takes from a score, without the factor of a key
+  float lower = 0;    // how much lower a score comes out, without the factor of a key
 
   int32_t Add(float weight, const RoundedVector& q, int64_t depth, float terms) {
     const float most = GreatestInteger(depth) + 1, root = __builtin_sqrtf(float(depth));

@@ -256,7 +256,7 @@ bool RoundPairs(const TopKIndexerArgs& args, const IndexerRows& at, const KeyBou
   return true;
 }
 
-// Bits in order, at the places of a mask's.
+// The lowest bits, in order, moved to the places where the mask has bits.
 inline uint64_t Deposit(uint64_t bits, uint64_t mask) {
 #if defined(__BMI2__)
   return _pdep_u64(bits, mask);
@@ -267,7 +267,7 @@ inline uint64_t Deposit(uint64_t bits, uint64_t mask) {
 #endif
 }
 
-// The bits without the last ones, of which `most` are left.
+// The lowest `most` of the bits that are set.
 template <typename Bits>
 inline Bits First(Bits bits, int64_t most) {
   while (__builtin_popcountll(bits) > most) bits &= ~(Bits(1) << (63 - __builtin_clzll(bits)));
