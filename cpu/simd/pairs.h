@@ -48,7 +48,22 @@ inline TileRow LoadTileRow(const BFloat16* source) {
 // 16 bytes, which the processor interleaves in one instruction. PanelColumns puts sums in order.
 template <int kHalf, int... i>
 inline TileRow PairHalves(TileRow x, TileRow y, std::integer_sequence<int, i...>) {
+#if defined(__AVX512F__)
   return Shuffle<(i / 8 * 8 + kHalf * 4 + i % 8 / 2 + i % 2 * kTileDepth)...>(x, y);
+#else  // 16 bytes at a time: else the compiler moves value by value
+  using Eight = Vector<uint16_t, 8>;
+  constexpr int kAt = kHalf * 4;
+  TileRow pairs;
+  for (int part = 0; part < kTileDepth; part += 8) {
+    Eight a, b;
+    std::memcpy(&a, reinterpret_cast<const uint16_t*>(&x) + part, sizeof(a));
+    std::memcpy(&b, reinterpret_cast<const uint16_t*>(&y) + part, sizeof(b));
+    const Eight both =
+        Shuffle<kAt, kAt + 8, kAt + 1, kAt + 9, kAt + 2, kAt + 10, kAt + 3, kAt + 11>(a, b);
+    std::memcpy(reinterpret_cast<uint16_t*>(&pairs) + part, &both, sizeof(both));
+  }
+  return pairs;
+#endif
 }
 
 // The same with the columns in order: pairs of columns 0 .. 15 and 16 .. 31.

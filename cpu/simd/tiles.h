@@ -180,50 +180,36 @@ inline void TransposeWords(Vector<uint32_t, 16>* rows) {
   TransposeWords<kCount, kCount>(rows, std::make_integer_sequence<int, 16>());
 }
 
+// Stores the row of a panel's two tiles as kTileDepth values of T.
+template <typename T>
+inline void StoreWholePanel(const float* first, const float* second, T* target) {
+  constexpr auto kAll = std::make_integer_sequence<int, 16>();
+  const auto a = SGAP_ISA::Load<float, 16>(first), b = SGAP_ISA::Load<float, 16>(second);
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) {  // four rounded values are one word, moved at once
+    using Words = Vector<uint64_t, 8>;
+    const auto words = BitCast<Words>(_mm512_cvtne2ps_pbh(BitCast<__m512>(b), BitCast<__m512>(a)));
+    const Words row = Shuffle<0, 4, 1, 5, 2, 6, 3, 7>(words, words);
+    std::memcpy(target, &row, sizeof(row));
+    return;
+  }
+#endif
+  StoreTwo<T>(target, PanelColumns<0>(a, b, kAll), PanelColumns<1>(a, b, kAll));
+}
+
 // Stores the row of a panel's two tiles as `count` values of T.
 template <typename T>
 inline void StorePanel(const float* first, const float* second, int count, T* target) {
+  if (count == kTileDepth) return StoreWholePanel<T>(first, second, target);
   constexpr auto kAll = std::make_integer_sequence<int, 16>();
   const auto a = SGAP_ISA::Load<float, 16>(first), b = SGAP_ISA::Load<float, 16>(second);
   const auto low = PanelColumns<0>(a, b, kAll), high = PanelColumns<1>(a, b, kAll);
-  if (count == kTileDepth) return StoreTwo<T>(target, low, high);
   if (count >= 16) {
     SGAP_ISA::Store<T, 16>(target, low);
     if (count > 16) StorePartial<T, 16>(target + 16, high, count - 16);
   } else {
     StorePartial<T, 16>(target, low, count);
   }
-}
-
-// values [8, kColumns], rows `stride` apart, to target [kColumns, 8], rows kTileDepth apart.
-template <int kColumns>
-inline void TransposeEight(const uint16_t* values, int64_t stride, uint16_t* target) {
-  using Eight = Vector<uint16_t, 8>;
-  Eight parts[kColumns];  // the values one after the other
-  if constexpr (kColumns >= 8) {
-    constexpr int kParts = kColumns / 8;
-    for (int i = 0; i < kColumns; ++i) {
-      std::memcpy(&parts[i], values + i / kParts * stride + i % kParts * 8, sizeof(Eight));
-    }
-  } else {
-    for (int r = 0; r < 8; ++r) {
-      std::memcpy(reinterpret_cast<uint16_t*>(parts) + r * kColumns, values + r * stride,
-                  kColumns * sizeof(uint16_t));
-    }
-  }
-  // A perfect shuffle moves the highest bit of a value's position to the lowest; three of them
-  // exchange rows and columns.
-  for (int round = 0; round < 3; ++round) {
-    Eight next[kColumns];
-#pragma GCC unroll 16
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const Eight a = parts[i], b = parts[i + kColumns / 2];
-      next[2 * i] = Shuffle<0, 8, 1, 9, 2, 10, 3, 11>(a, b);
-      next[2 * i + 1] = Shuffle<4, 12, 5, 13, 6, 14, 7, 15>(a, b);
-    }
-    for (int i = 0; i < kColumns; ++i) parts[i] = next[i];
-  }
-  for (int i = 0; i < kColumns; ++i) std::memcpy(target + i * kTileDepth, &parts[i], sizeof(Eight));
 }
 
 // Four rows of 16 words each to 16 rows of 4 words, `stride` words apart.
