@@ -20,6 +20,8 @@ HALF_OPS = {
     "attention_backward": "attention and gradients",
 }
 
+TILE_OPS = {"spmm": "spmm", "transposed": "A^T B", "sddmm": "sddmm"}
+
 
 def read(folder: pathlib.Path, names: tuple[str, ...]) -> dict[str, list[Row]]:
     """The rows of those of the named files that the folder has."""
@@ -116,6 +118,47 @@ def beside_float32(found: Results) -> list[str]:
             if set(cells) != {"-"}:
                 body.append([title, format, *cells])
     return table(head, body)
+
+
+def matrix_tiles(found: Results) -> list[str]:
+    """Of bench_octets, for each CPU that has it: torch's dense product and SDPA over ours, and ours
+    in float32 over ours."""
+    lines: list[str] = []
+    for folder, results in found.items():
+        rows = [
+            (op, case, row)
+            for row in results.get("octets", [])
+            for op, _, case in [row["problem"].partition(": ")]
+        ]
+        products: dict[tuple[str, str], dict[str, Row]] = {}
+        for op, case, row in rows:
+            if op in TILE_OPS:
+                sparsity = case.split("_")[2].removesuffix("pct") + "%"
+                products.setdefault((row["schedule"], sparsity), {})[op] = row
+        if not products:
+            continue
+        head = ["format", "sparsity"]
+        for title in TILE_OPS.values():
+            head += [f"{title}: dense", "float32"]
+        body = [
+            [*key, *(short(float(own[op][x])) for op in TILE_OPS for x in ("x_torch", "x_float32"))]
+            for key, own in products.items()
+            if own.keys() == TILE_OPS.keys()
+        ]
+        lines += [f"{device(folder)}:", "", *table(head, body)]
+        head = ["", "ms", "x torch, added mask", "boolean mask", "x float32 of ours"]
+        ratios = ("x_torch", "x_torch_boolean", "x_float32")
+        body = [
+            [
+                op + "," + case.partition(",")[2],
+                short(float(row["us"]) / 1000),
+                *(short(float(row[x])) for x in ratios),
+            ]
+            for op, case, row in rows
+            if op not in TILE_OPS
+        ]
+        lines += table(head, body)
+    return lines
 
 
 def fullest(found: Results) -> pathlib.Path:

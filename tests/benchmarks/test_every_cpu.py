@@ -62,6 +62,21 @@ def test_halves_stand_beside_float32(found):
     assert line == "| spmm | CSR | 1.00, 2.00 (u, n = 4) | 1.50, 1.50 (weights, n = 32) |"
 
 
+def test_matrix_tiles_stand_beside_dense_products(tmp_path):
+    (tmp_path / "machine.json").write_text('{"device": "one", "cores": 2}')
+    row = {"schedule": "CVS(8)", "us": "1500", "x_torch": "2.5", "x_float32": "2"}
+    products = [
+        {**row, "problem": f"{op}: weights_2048x1024_90pct_v8"} for op in every_cpu.TILE_OPS
+    ]
+    heads = {**row, "problem": "attention: attention_4096_90pct, 4 heads", "x_torch_boolean": "12"}
+    found = {tmp_path: {"octets": [*products, heads]}}
+    lines = every_cpu.matrix_tiles(found)
+    assert lines[0] == "one, 2 threads:"
+    assert lines[4] == "| CVS(8) | 90% | 2.50 | 2.00 | 2.50 | 2.00 | 2.50 | 2.00 |"
+    assert "| attention, 4 heads | 1.50 | 2.50 | 12 | 2.00 |" in lines
+    assert every_cpu.matrix_tiles({tmp_path: {}}) == []
+
+
 def test_selections_stand_side_by_side(found):
     head, _, *lines, _ = pattern_tables.side_by_side(found, pattern_tables.SHOWN["top-k"])
     assert head == "|  | first, 2 threads |"
