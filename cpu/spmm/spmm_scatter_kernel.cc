@@ -301,7 +301,8 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   const int32_t* const indices = args.indices;
   const T* const values = piece.values;
   const uint32_t size = SizeOf(args);
-  const bool stages = kProducts || offsets[args.blocks] < kShortRow * args.blocks;
+  const bool stages =
+      (kProducts && !ThisMachine().intel) || offsets[args.blocks] < kShortRow * args.blocks;
   auto [p, last] = ShareOf(args, number);
   if (p == last) return;
   int64_t row = RowOfEntry(offsets, args.blocks, p);
@@ -315,16 +316,21 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
                                              piece.sums);
       continue;
     }
-    if constexpr (!kProducts) {
-      for (; p < stop; ++row) {
-        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
-        (holds ? AddEntries<T, Staged::kNothing, false>
-               : AddEntries<T, Staged::kNothing, true>)(indices + p, values + p, piece.x + row,
-                                                        end - p, size, piece.sums);
-        p = end;
-      }
-      if (offsets[row] > stop) --row;  // it goes on
+    const Acc* wide = staged;
+    if constexpr (kProducts) {
+      WidenEntries(values + p, stop - p, staged);
+    } else {
+      wide = values + p;
     }
+    for (const int64_t first = p; p < stop; ++row) {
+      const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
+      const Acc x = LoadScalar(piece.x + row);
+      (holds ? AddEntries<Acc, Staged::kNothing, false>
+             : AddEntries<Acc, Staged::kNothing, true>)(indices + p, wide + (p - first), &x,
+                                                        end - p, size, piece.sums);
+      p = end;
+    }
+    if (offsets[row] > stop) --row;  // it goes on
   }
 }
 
