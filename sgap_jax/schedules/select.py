@@ -113,7 +113,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     2 takes 0.54x to 0.70x of that without packing (1 to 16 columns, two cores of an AMD EPYC,
     family 25, model 17). With registers of 32 bytes, where part of a 16-bit row has no instruction
     of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy
-    Zen 3).
+    Zen 3); on Intel with wider ones up to four 0.88x to 1.02x.
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -169,7 +169,9 @@ def _machine_fields(problem: Problem) -> list[str]:
     if problem.dtype in _HALF:
         fields += ["l2_bytes"]
         fields += ["vector_bytes"] if problem.vector_length or not problem.permuted else []
-        if not problem.permuted:
+        if problem.permuted:
+            fields += ["intel"] if problem.vector_length else []
+        else:
             fields += ["l1_bytes", "slab"] if problem.format == CSR else ["intel"]
             pairs = problem.dtype == "bfloat16" and problem.vector_length == 2
             fields += ["pair_dots"] if pairs else []
@@ -305,7 +307,8 @@ def _widened_columns(problem: Problem) -> int:
     most = int(_WIDENED * machine.l2_bytes / 4) // max(k, 1)  # columns of a tile
     whole = n if k and n <= most else 0
     if problem.permuted:  # each vector of A^T meets rows of B for each of its values
-        if length is None or n >= _TAIL or machine.vector_bytes != _TAIL * 4:
+        few = n < _TAIL if machine.vector_bytes == _TAIL * 4 else machine.intel and n <= 4
+        if length is None or not few:
             return 0
         dots = n == 1 and length % 4 == 0  # which reads B in whole registers
         return whole if not dots and problem.nnz >= _WIDENED_USES * k else 0

@@ -325,6 +325,8 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
     whole += [chosen_on(narrow, n=7, **of | {"nnz": 16 * 2048 - 8})]
     whole += [chosen_on(narrow, n=7, **of | {"dtype": "float32"}), chosen_on(Machine(), n=7, **of)]
     assert set(whole) == {CpuTile()}
+    assert chosen_on(INTEL, n=4, **of) == CpuTile(columns=4, packed=True)
+    assert chosen_on(INTEL, n=1, **of) == chosen_on(INTEL, n=5, **of) == CpuTile()
 
 
 def test_pairs_of_vectors_of_two_are_not_widened():
