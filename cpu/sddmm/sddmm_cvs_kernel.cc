@@ -90,21 +90,28 @@ struct VectorDots {
       rows[c] = row;
     }
     Sum sums[kSize];
+    // Of bfloat16 two pieces at a time, which take an instruction each to be widened.
+    constexpr int kStep = std::is_same_v<T, BFloat16> && !kInPairs<T> && kVectorBytes == 64 ? 2 : 1;
+    static_assert(kWidth % kStep == 0);
 #pragma GCC unroll 16
-    for (int s = 0; s < kWidth; ++s) {
-      const auto row = [&](bool of_x, int i) {
-        return Kept(LoadPiece((of_x ? x[0] + i * kWidth * kWide : rows[i]) + s * kWide));
+    for (int s = 0; s < kWidth; s += kStep) {
+      const auto load = [&](bool of_x, int i, Piece* row) __attribute__((always_inline)) {
+        LoadPieces<T, kStep>((of_x ? x[0] + i * kWidth * kWide : rows[i]) + s * kWide, row);
+#pragma GCC unroll 2
+        for (int t = 0; t < kStep; ++t) row[t] = Kept(row[t]);
       };
-      Piece held[kFew];
+      Piece held[kFew][kStep];
 #pragma GCC unroll 16
-      for (int i = 0; i < kFew; ++i) held[i] = row(kHoldX, i);
+      for (int i = 0; i < kFew; ++i) load(kHoldX, i, held[i]);
 #pragma GCC unroll 16
       for (int j = 0; j < kMany; ++j) {
-        const Piece piece = row(!kHoldX, j);
+        Piece piece[kStep];
+        load(!kHoldX, j, piece);
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
           Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
-          sum = s == 0 ? FirstDots<T>(held[i], piece) : AddDots<T>(sum, held[i], piece);
+          sum = s == 0 ? FirstDots<T>(held[i][0], piece[0]) : AddDots<T>(sum, held[i][0], piece[0]);
+          if constexpr (kStep == 2) sum = AddDots<T>(sum, held[i][1], piece[1]);
         }
       }
     }

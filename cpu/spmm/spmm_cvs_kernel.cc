@@ -7,7 +7,7 @@ namespace sgap::SGAP_ISA {
 namespace {
 
 // A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
-constexpr int64_t kMaxRows = 8;
+constexpr int64_t kMaxRows = StagedValues<float>::kMaxRows;
 
 template <typename T, typename X>
 using BlockFunction = void (*)(const VectorBlock<T, X>&);
@@ -102,7 +102,9 @@ void RunPass(const SpmmArgs& args, const TileTask& tile, const X* x, int64_t row
   using Acc = Accumulator<T>;
   const RowTask& task = *tile.rows;
   const int64_t batch = tile.batch;
+  StagedValues<T> staged;
   VectorBlock<T, X> block;
+  block.staged = &staged;
   block.indices = args.indices;
   block.permutation = args.permutation;
   block.last = args.entries - 1;

@@ -4,6 +4,7 @@
 // which would leave most lanes of a vector empty, so the V rows of a vector are the lanes instead.
 #pragma once
 
+#include "cpu/common/machine.h"
 #include "cpu/simd/pairs.h"
 #include "cpu/spmm/spmm.h"
 
@@ -21,6 +22,9 @@ constexpr int64_t kNearBytes = 256 << 10;
 
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
+
+template <typename T>
+struct StagedValues;
 
 // The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns. X:
 // the type of x, T or Accumulator<T>.
@@ -40,6 +44,7 @@ struct VectorBlock {
   T* y;                  // the first row at the first column, or null:
   Accumulator<T>* sums;  // then here
   int64_t out_stride;
+  StagedValues<T>* staged;
 };
 
 // The values of kRows rows of a vector as accumulators: in memory as they are, or widened at once.
@@ -72,24 +77,41 @@ struct WideValues {
 // vector that holds it has just been stored: with 32-byte registers, products with vectors of 8
 // rows took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). With wider ones it
 // pays where a register has the values of several vectors: of V = 2 in float16 products with 1 and
-// 4 columns took 0.8 of the time, with 32 0.95; of V = 8, 1.05 (measured on Zen 4).
+// 4 columns took 0.8 of the time, with 32 0.95; of V = 8, 1.05 (measured on Zen 4), but 0.9 to
+// 0.97 on Intel (float16, 32 to 256 columns, Granite Rapids).
 template <typename T, int kRows>
 constexpr bool kStaged = sizeof(T) < 4 && (kVectorBytes < 64 || kRows < 8);
-constexpr int kStagedVectors = 64;  // a multiple of the sets of sums
+template <typename T, int kRows>
+inline bool StagesValues() {
+  if constexpr (sizeof(T) < 4 && !kStaged<T, kRows>) return ThisMachine().intel;
+  return kStaged<T, kRows>;
+}
 
-// Of `count` vectors, each `length` after the one before, kRows values as accumulators.
+// How many vectors go ahead; multiples of the sets of sums.
+constexpr int kStagedVectors = 128;
+constexpr int kPairedVectors = 64;
+
+// Of `count` vectors, each `length` after the one before, kRows values as accumulators. As many as
+// fill whole registers may be written.
 template <typename T, int kRows>
 void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>* wide) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kLanes<T>;
   const int64_t ahead = kStagedVectors * length;  // the processor sees no stream in bursts of loads
   if (length == kRows) {                          // they follow each other
+    const int64_t all = count * kRows;
     int64_t i = 0;
-    for (; i + kWidth <= count * kRows; i += kWidth) {
+    for (; i + kWidth <= all; i += kWidth) {
       Prefetch(values + ahead + i);
       Store<Acc, kWidth>(wide + i, Load<T, kWidth>(values + i));
     }
-    for (; i < count * kRows; ++i) wide[i] = LoadScalar(values + i);
+    if (i == all) return;
+    if (all >= kWidth) {  // the last register of them, some for the second time
+      i = all - kWidth;
+      Store<Acc, kWidth>(wide + i, Load<T, kWidth>(values + i));
+    } else {
+      Store<Acc, kWidth>(wide, LoadPartial<T, kWidth>(values, int(all)));
+    }
     return;
   }
   for (int64_t i = 0; i < count; ++i, values += length, wide += kRows) {
@@ -101,6 +123,37 @@ void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>*
     }
   }
 }
+
+// Values that are widened ahead, in one go for as many rows of A as they reach: of so many vectors
+// each time, because how many there are of a row is hard to predict.
+template <typename T>
+struct StagedValues {
+  static constexpr int kMaxRows = 8;
+
+  const T* of = nullptr;  // value 0
+  int rows = 0;           // of a vector
+  int64_t begin = 0, end = 0;
+  alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kStagedVectors * kMaxRows : 1];
+
+  // Those of vector p. Returns how many of the vectors [p, stop) are there; all, if they are few.
+  // There are `vectors` in all.
+  template <int kRows>
+  int64_t Reach(const T* values, int64_t length, int64_t vectors, int64_t p, int64_t stop) {
+    if (of != values || rows != kRows || p < begin || stop > end) {
+      const int64_t left = vectors - p, count = left < kStagedVectors ? left : kStagedVectors;
+      WidenValues<T, kRows>(values + p * length, length, count, wide);
+      of = values;
+      rows = kRows;
+      begin = p;
+      end = p + count;
+    }
+    return (stop < end ? stop : end) - p;
+  }
+  template <int kRows>
+  const Accumulator<T>* At(int64_t p) const {
+    return wide + (p - begin) * kRows;
+  }
+};
 
 // The same values, each widened where it is used.
 template <typename T>
@@ -256,18 +309,21 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
   static void Run(const VectorBlock<T, X>& shared) {
     const VectorBlock<T, X> block = shared;  // a copy: stores cannot change it
     Sum sums[kChains<kRows>][kRows][kVectors] = {};
-    if constexpr (kStaged<T, kRows> || Row::kPaired) {
-      alignas(64) typename Row::Value staged[kStagedVectors / kStep * kRows];
-      for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
-        const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
-        const T* values = block.values + p * block.length;
-        if constexpr (Row::kPaired) {
-          PairValues<kRows>(values, block.length, count, staged);
-        } else {
-          WidenValues<T, kRows>(values, block.length, count, staged);
-        }
-        const auto value_of = [&](int64_t i) { return staged + i / kStep * kRows; };
+    if constexpr (Row::kPaired) {
+      alignas(64) typename Row::Value paired[kPairedVectors / kStep * kRows];
+      for (int64_t p = block.begin; p < block.end; p += kPairedVectors) {
+        const int64_t left = block.end - p, count = left < kPairedVectors ? left : kPairedVectors;
+        PairValues<kRows>(block.values + p * block.length, block.length, count, paired);
+        const auto value_of = [&](int64_t i) { return paired + i / kStep * kRows; };
         AddAll<kRows>(block, p, count, value_of, sums);
+      }
+    } else if (StagesValues<T, kRows>()) {
+      for (int64_t p = block.begin; p < block.end;) {
+        const int64_t count = block.staged->template Reach<kRows>(block.values, block.length,
+                                                                  block.last + 1, p, block.end);
+        const Accumulator<T>* values = block.staged->template At<kRows>(p);
+        AddAll<kRows>(block, p, count, [&](int64_t i) { return values + i * kRows; }, sums);
+        p += count;
       }
     } else {
       const auto value_of = [&](int64_t i) {

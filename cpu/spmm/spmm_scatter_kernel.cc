@@ -1,3 +1,4 @@
+#include "cpu/common/machine.h"
 #include "cpu/simd/gather.h"
 #include "cpu/spmm/scatter_pieces.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
@@ -14,6 +15,7 @@ template <typename T>
 struct ScatterBlock {
   const int32_t* indices;
   int64_t begin, end;
+  int64_t vectors;  // in all
   const T* values;  // of vector 0, at the first of the rows
   int64_t length;
   const T* x;  // the first of the rows, at the first column
@@ -21,6 +23,7 @@ struct ScatterBlock {
   int tail;
   Accumulator<T>* sums;  // at the first column
   int64_t sums_stride;
+  StagedValues<T>* staged;
 };
 
 template <typename T>
@@ -75,11 +78,12 @@ struct ScatterTile {
         add(p, NeighbourPairs<kRows>(block.values + p * block.length));
       }
     } else if constexpr (sizeof(T) == 2) {  // of 8 rows too: 0.94 to 0.99 of the time (Zen 4)
-      alignas(64) Acc staged[kStagedVectors * kRows];
-      for (int64_t p = block.begin; p < block.end; p += kStagedVectors) {
-        const int64_t left = block.end - p, count = left < kStagedVectors ? left : kStagedVectors;
-        WidenValues<T, kRows>(block.values + p * block.length, block.length, count, staged);
-        for (int64_t i = 0; i < count; ++i) add(p + i, staged + i * kRows);
+      for (int64_t p = block.begin; p < block.end;) {
+        const int64_t count = block.staged->template Reach<kRows>(block.values, block.length,
+                                                                  block.vectors, p, block.end);
+        const Acc* values = block.staged->template At<kRows>(p);
+        for (int64_t i = 0; i < count; ++i) add(p + i, values + i * kRows);
+        p += count;
       }
     } else {
       for (int64_t p = block.begin; p < block.end; ++p) {
@@ -166,11 +170,11 @@ template <typename T>
 
 // Two columns and more. A value of 16 bits is repeated and widened where it is used: two
 // instructions in place of one, but widened ahead it is stored and loaded, which took 1.0 to 1.3 of
-// the time (measured on Zen 4). Where these are more than two, it is widened ahead.
-template <typename T, int kColumns>
+// the time (measured on Zen 4). Where these are more than two, and on Intel, it is widened ahead
+// (kAhead; float16 of 4 columns took 0.95 of the time there).
+template <typename T, int kColumns, bool kAhead>
 void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
-  constexpr bool kAhead = sizeof(T) == 2 && !kWidensInLanes;
   using Value = std::conditional_t<kAhead, Acc, T>;
   constexpr int64_t kMost = 1024;
   constexpr int kValueLanes = kColumns < 8 ? 4 : 8;
@@ -297,7 +301,8 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
   const int32_t* const indices = args.indices;
   const T* const values = piece.values;
   const uint32_t size = SizeOf(args);
-  const bool stages = kProducts || offsets[args.blocks] < kShortRow * args.blocks;
+  const bool stages =
+      (kProducts && !ThisMachine().intel) || offsets[args.blocks] < kShortRow * args.blocks;
   auto [p, last] = ShareOf(args, number);
   if (p == last) return;
   int64_t row = RowOfEntry(offsets, args.blocks, p);
@@ -311,16 +316,21 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
                                              piece.sums);
       continue;
     }
-    if constexpr (!kProducts) {
-      for (; p < stop; ++row) {
-        const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
-        (holds ? AddEntries<T, Staged::kNothing, false>
-               : AddEntries<T, Staged::kNothing, true>)(indices + p, values + p, piece.x + row,
-                                                        end - p, size, piece.sums);
-        p = end;
-      }
-      if (offsets[row] > stop) --row;  // it goes on
+    const Acc* wide = staged;
+    if constexpr (kProducts) {
+      WidenEntries(values + p, stop - p, staged);
+    } else {
+      wide = values + p;
     }
+    for (const int64_t first = p; p < stop; ++row) {
+      const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
+      const Acc x = LoadScalar(piece.x + row);
+      (holds ? AddEntries<Acc, Staged::kNothing, false>
+             : AddEntries<Acc, Staged::kNothing, true>)(indices + p, wide + (p - first), &x,
+                                                        end - p, size, piece.sums);
+      p = end;
+    }
+    if (offsets[row] > stop) --row;  // it goes on
   }
 }
 
@@ -329,7 +339,12 @@ void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask
   if constexpr (kColumns == 1) {
     ScatterColumn(args, number, piece);
   } else if (args.n == kColumns) {
-    NarrowScatter<T, kColumns>(args, number, piece);
+    constexpr bool kHalf = sizeof(T) == 2;
+    if (kHalf && (!kWidensInLanes || ThisMachine().intel)) {
+      NarrowScatter<T, kColumns, kHalf>(args, number, piece);
+    } else {
+      NarrowScatter<T, kColumns, false>(args, number, piece);
+    }
   } else {
     ChooseNarrow<T, kColumns - 1>(args, number, piece);
   }
@@ -340,7 +355,10 @@ void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
   constexpr int kWidth = kLanes<T>;
   const auto piece = BeginPiece<T>(args, task);
   if (args.narrow) return ChooseNarrow<T>(args, task % args.pieces, piece);
+  StagedValues<T> staged;
   ScatterBlock<T> block;
+  block.staged = &staged;
+  block.vectors = args.offsets[args.blocks];
   block.indices = args.indices;
   block.length = args.length;
   block.x_stride = args.n;

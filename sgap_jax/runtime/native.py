@@ -68,7 +68,7 @@ def machine() -> dict[str, Any]:
     """What the native library has read of the processor: the fields of `schedules.Machine`."""
     isa = native.isa()
     width = 32 if isa == "avx2" else 16 if isa == "baseline" else 64
-    units = {"matrix_tiles": isa == "amx", "pair_dots": isa in ("avx512_bf16", "amx")}
+    units = {"matrix_tiles": isa == "amx", "pair_dots": isa == "avx512_bf16"}
     return {**native.machine(), "vector_bytes": width, **units}
 
 

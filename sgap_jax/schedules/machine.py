@@ -20,7 +20,7 @@ class Machine:
       vector_bytes: the width of the registers that the kernels in use have.
       intel: whether it is one of Intel's.
       matrix_tiles: whether kernels may use a matrix unit for bfloat16 (Intel AMX).
-      pair_dots: whether kernels multiply bfloat16 in pairs (AVX512-BF16).
+      pair_dots: whether kernels multiply bfloat16 in pairs (AVX512-BF16 without a matrix unit).
       slab: the largest packed slab of a dense operand that pays, in second-level caches. This and
         the next are measured by `python -m sgap_jax calibrate`.
       row_length: the least nonzeros of a row with which packing pays.

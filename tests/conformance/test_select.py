@@ -274,6 +274,18 @@ def test_tiles_on_intel(k, uses, n, schedule):
     assert chosen_on(INTEL, k, k * uses, n, dtype="bfloat16") == CpuTile()
 
 
+def test_packed_tiles_of_16_bits_on_intel():
+    """As those of float32, for a B of as many bytes: float16 counts twice."""
+    tile, of = CpuTile(columns=32, packed=True), dict(k=10_000, nnz=10**6)
+    for dtype, least in (("float16", 128), ("bfloat16", 256)):
+        assert chosen_on(INTEL, n=least, dtype=dtype, **of) == tile
+        assert chosen_on(INTEL, n=least // 2, dtype=dtype, **of) == CpuTile()
+        assert chosen_on(Machine(l2_bytes=2 << 20), n=256, dtype=dtype, **of) == CpuTile()
+        few = of | dict(nnz=140_000)  # tiles that are not packed
+        assert chosen_on(INTEL, n=least, dtype=dtype, **few) == CpuTile()
+        assert chosen_on(INTEL, n=256, dtype=dtype, permuted=True, **of) == CpuTile()
+
+
 def test_small_products_on_intel_take_small_chunks():
     small, large = CpuTile(nonzeros=2048), CpuTile()
     assert chosen_on(INTEL, 512, 120_000, 128) == small != chosen_on(INTEL, 512, 130_000, 128)
@@ -313,6 +325,8 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
     whole += [chosen_on(narrow, n=7, **of | {"nnz": 16 * 2048 - 8})]
     whole += [chosen_on(narrow, n=7, **of | {"dtype": "float32"}), chosen_on(Machine(), n=7, **of)]
     assert set(whole) == {CpuTile()}
+    assert chosen_on(INTEL, n=4, **of) == CpuTile(columns=4, packed=True)
+    assert chosen_on(INTEL, n=1, **of) == chosen_on(INTEL, n=5, **of) == CpuTile()
 
 
 def test_pairs_of_vectors_of_two_are_not_widened():

@@ -83,11 +83,12 @@ def test_the_transpose_by_rows_in_pieces(length, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("length", [2, 5, 16])
+@pytest.mark.parametrize("length", [2, 5, 8, 16])
 def test_block_rows_of_more_vectors_than_are_widened_at_once(length, dtype):
-    lengths = [130, 0, 64, 65, 1, 128] + [63] * 12
-    arrays, case, _ = encoded(from_row_lengths("long", 140, lengths), length)
-    assert np.diff(arrays[0]).max() > 2 * 64
+    """Those that begin where it ends, that go beyond, and that take more than two."""
+    lengths = [260, 0, 64, 65, 1, 128] + [63] * 12
+    arrays, case, _ = encoded(from_row_lengths("long", 270, np.repeat(lengths, length)), length)
+    assert np.diff(arrays[0]).max() > 2 * 128
     for n in (12, 33):
         spmm_is_right(arrays, case, dtype, n, False)
         spmm_is_right(arrays, case, dtype, n, True)
