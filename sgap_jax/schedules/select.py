@@ -86,11 +86,11 @@ def choose_schedule(problem: Problem) -> Schedule:
 
     - where rows of B are used 40 times: packed rows of 256 bytes if such a slab fits in 3/4 of L2
       (0.68 for a graph of 5201 vertices; 1.02 for the banded bcsstk16, whose rows are near
-      anyway; 0.96 of rows of 128 bytes for weights with 2048 columns), else of 128 bytes (0.52 and
-      0.37 for 10,000 columns); where B is smaller, packing took 1.06 to 1.5 and is not chosen;
+      anyway), else of 128 bytes (0.52 and 0.37 for 10,000 columns); where B is smaller, packing
+      took 1.06 to 1.5 and is not chosen;
     - where they are used 8 to 40 times: n = 128 in tiles of 256 bytes that are not packed, up to
       slabs of 2.5 times L2 (0.80, 0.85); more columns in packed rows of 128 bytes if B has four
-      times L2 (0.64 to 1.07; where it has 2.4 times, that took 1.07, and 1.15 of small chunks);
+      times L2 (0.64 to 1.07; where it has 2.4 times, that took 1.07 of one tile);
     - for n of 128 and more, chunks of 2048 up to 131,000 nonzeros and rows: 0.86 to 1.03.
 
     The kernels of column vectors walk narrow blocks of columns by themselves, without packing.
@@ -335,7 +335,7 @@ def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:
         return 0, False
     if row < 1024 and not many:
         return (double, False) if 2 * k * double <= 5 * l2 else (0, False)
-    if many and 4 * k * double <= 3 * l2:
+    if large and many and 4 * k * double <= 3 * l2:
         return double, True
     if not many and k * row < 4 * l2:
         return 0, False
