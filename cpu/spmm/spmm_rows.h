@@ -337,8 +337,10 @@ struct NarrowTile {
     SumLong<kTail, kLooks>(block, OwnValues{block.own_values});
   }
 
+  static constexpr int kChains = 4;  // independent sums
+
   // So many indices are looked at together.
-  static constexpr int kLooked = 16;
+  static constexpr int kLooked = kChains * kGroup;
 
   // Whether the indices of the entries [p, end), fewer than kLooked, hold. Those that follow in the
   // task are looked at too, in place of branches on how many there are.
@@ -354,15 +356,13 @@ struct NarrowTile {
   template <bool kTail, bool kLooks, typename Values>
   static void SumLong(const RowBlock<T, X>& shared, const Values values) {
     const RowBlock<T, X> block = shared;  // a copy: stores cannot change it
-    constexpr int kChains = 4;
     T* y = block.y;
     int64_t p = block.offsets[0];
     for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Products sums[kChains] = {};
-      for (; p + kChains * kGroup <= end; p += kChains * kGroup) {
+      for (; p + kLooked <= end; p += kLooked) {
         if constexpr (kLooks) {
-          static_assert(kChains * kGroup == kLooked);
           if (!AllBelow<kLooked>(block.indices + p, block.size)) return void(*block.wrong = true);
         }
 #pragma GCC unroll 4

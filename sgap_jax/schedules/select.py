@@ -89,7 +89,8 @@ def choose_schedule(problem: Problem) -> Schedule:
       anyway), else of 128 bytes (0.52 and 0.37 for 10,000 columns); where B is smaller, packing
       took 1.06 to 1.5 and is not chosen;
     - where they are used 8 to 40 times: n = 128 in tiles of 256 bytes that are not packed, up to
-      slabs of 2.5 times L2 (0.80, 0.85); more columns in packed rows of 128 bytes (0.64 to 1.07);
+      slabs of 2.5 times L2 (0.80, 0.85); more columns in packed rows of 128 bytes if B has four
+      times L2 (0.64 to 1.07; where it has 2.4 times, that took 1.07 of one tile);
     - for n of 128 and more, chunks of 2048 up to 131,000 nonzeros and rows: 0.86 to 1.03;
     - 16-bit numbers take the same packed rows, of accumulators, as a B in float16 of twice its size
       and one in bfloat16 of its own: uniform, 10,000 columns, 0.90 (float16, n = 128), 0.76 and
@@ -348,6 +349,8 @@ def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:
         return (double, False) if 2 * k * double <= 5 * l2 else (0, False)
     if large and many and 4 * k * double <= 3 * l2:
         return double, True
+    if not many and k * row < 4 * l2:
+        return 0, False
     return (_SLAB_ROW, True) if k * _SLAB_ROW <= most * l2 else (0, False)
 
 

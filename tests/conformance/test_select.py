@@ -256,6 +256,7 @@ def chosen_on(machine, k, nnz, n, m=5000, **more):
         (1024, 300, 64, CpuTile()),  # B within L2
         (1024, 300, 256, CpuTile()),
         (2048, 100, 256, CpuTile(columns=32, packed=True)),  # of L2's size, rows of 1024 bytes
+        (4900, 30, 256, CpuTile()),  # few uses, and less than four times L2
         (5200, 40, 128, CpuTile()),
         (5200, 40, 256, CpuTile(columns=64, packed=True)),  # such a slab fits in L2
         (10_000, 100, 64, CpuTile()),  # rows too narrow

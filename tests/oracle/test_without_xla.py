@@ -322,22 +322,35 @@ def test_transposed_short_rows_of_one_column(dtype, isa):
 def test_a_wrong_index_of_a_product_with_one_column(lengths, isa):
     """Its kernels look at indices as they go, some together: wherever the wrong one is, it is not
     followed, and the others count."""
+    check_wrong_indices(lengths * 30, 1, isa)
+
+
+@isas
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_wrong_index_of_a_product_with_few_columns(n, isa):
+    """So on Intel, of long rows that are beyond the second-level cache, and of one that is cut into
+    pieces."""
+    for lengths in ((17, 77, 50, 1), (400,)):
+        check_wrong_indices(lengths * 5, n, isa, padding=this_machine().l2_bytes // 5)
+
+
+def check_wrong_indices(lengths, n, isa, padding=9):
     k, rng = 40_000, np.random.default_rng(7)  # so many that the look pays
-    case = from_row_lengths("rows", k, lengths * 30, padding=9)
-    case.column_indices[-9:] = 2**30
+    case = from_row_lengths("rows", k, lengths, padding=padding)
+    case.column_indices[-padding:] = 2**30
     nnz = case.row_offsets[-1]
     places = [0, 3, 15, 16, lengths[0] - 1, lengths[0] + 1, *rng.integers(0, nnz, 5), nnz - 1]
     for i, place in enumerate(places):
         column, value = case.column_indices[place], case.values[place]
         case.values[place] = 0
-        x = dense_operand(case, 1)
+        x = dense_operand(case, n)
         for dtype in ("float32", "float64", "bfloat16"):
             expected, bound = spmm_oracle(case, dtype, x)
-            values = cast(np.where(np.arange(nnz + 9) == place, 1e3, case.values), dtype)
+            values = cast(np.where(np.arange(nnz + padding) == place, 1e3, case.values), dtype)
             indices = case.column_indices.copy()
             indices[place] = (-1, k, 2**31 - 1, -(2**31))[i % 4]
             arrays = (values[None], case.row_offsets, indices, NONE, cast(x, dtype)[None])
-            result = ((1, case.shape[0], 1), arrays[-1].dtype)
+            result = ((1, case.shape[0], n), arrays[-1].dtype)
             (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
             assert_within(y[0], expected, bound)
         case.column_indices[place], case.values[place] = column, value
