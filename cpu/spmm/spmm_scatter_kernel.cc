@@ -289,7 +289,9 @@ template <typename T>
 // One column: the entries of a piece in blocks, whose indices are looked at together, and one by
 // one only where some do not hold. Rows of fewer entries than kShortRow, and those of 16 bits, are
 // staged first. On Zen 4 that took 0.6 to 0.95 of the time of rows one after another, and 1.09
-// where the processor remembers the lengths of few short rows from call to call.
+// where the processor remembers the lengths of few short rows from call to call. On Intel values of
+// 16 bits in longer rows are widened in the place of their products, for the loop of float32: 0.95
+// of the time (weights of 2048 x 1024 at 90%).
 template <typename T>
 void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
