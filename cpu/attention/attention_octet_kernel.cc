@@ -24,6 +24,7 @@ class ForwardOctets {
     const int64_t stride = args_.row_heads * args_.depth, depth = args_.padded_value_depth;
     const BFloat16* q = static_cast<const BFloat16*>(args_.q) + at.batch * args_.q_stride;
     rows_.Pack(q + at.row * stride + at.head * args_.depth, stride, at.height, args_.depth);
+    PrefetchPass(args_, at, /*next=*/true, q + at.head * args_.depth, stride, args_.depth);
     if (begin == end) std::memset(sums_, 0, size_t(kRows * depth) * sizeof(float));
     V peak = V{} + Of::kLeast, total = {};  // the peak in units of `factor`
     float factor = 1;

@@ -3,7 +3,7 @@
 // place of tensor cores. Scores are dot products of the rows with gathered keys, 16 at a time;
 // sums are weights, such as probabilities, times gathered values, 32 at a time. What a step has
 // gathered is multiplied while the next one gathers: a tile's load of what has just been stored
-// waits for the store.
+// waits for the store. Keys that follow each other need no gathering for scores.
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
@@ -104,42 +104,31 @@ class AttentionOctets {
   // scores[j * kRows + r] = row r . key j, for `count` keys; whole groups of 16 keys are stored.
   void Dots(const OctetPairs<kRows>& rows, const OctetKeys& keys, const int32_t* indices, int count,
             float* scores) {
-    constexpr int64_t kStride = kRows * sizeof(float);
     const int64_t chunks = keys.depth <= kChunk ? 1 : (keys.depth + kChunk - 1) / kChunk;
-    const int64_t all = (count + kTileRows - 1) / kTileRows * chunks;
-    for (int64_t i = 0; i <= all; ++i) {
-      if (i < all) {
-        const int64_t j = i / chunks * kTileRows, d = i % chunks * kChunk;
-        uint16_t (*const to)[kChunk] = gathered_[i % 2];
-        if (keys.depth - d >= kChunk) {
-          Gather<2>(keys, indices + j, count - j, d, to);
+    const int64_t groups = (count + kTileRows - 1) / kTileRows;
+    Step before = {};
+    bool turn = false;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t j = group * kTileRows;
+      const bool follow = count - j >= kTileRows && FollowEachOther(indices + j);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk, turn = !turn) {
+        const int64_t d = chunk * kChunk;
+        const bool both = keys.depth - d >= kChunk;
+        Step own = {group, chunk, both, gathered_[turn], sizeof(gathered_[0][0])};
+        if (follow) {
+          own.keys = keys.Row(indices[j]) + d;
+          own.stride = int64_t(keys.stride * sizeof(BFloat16));
+        } else if (both) {
+          Gather<2>(keys, indices + j, count - j, d, gathered_[turn]);
         } else {
-          Gather<1>(keys, indices + j, count - j, d, to);
+          Gather<1>(keys, indices + j, count - j, d, gathered_[turn]);
         }
-      }
-      if (i == 0) continue;
-      const int64_t chunk = (i - 1) % chunks, group = (i - 1) / chunks;
-      const bool both = keys.depth - chunk * kChunk >= kChunk;
-      if (i == 1 || chunks > 1) {
-        tiles_.template Load<kLeft>(rows.parts[2 * chunk], kStride);
-        if (both) tiles_.template Load<kLeft + 1>(rows.parts[2 * chunk + 1], kStride);
-      }
-      const auto& gathered = gathered_[(i - 1) % 2];
-      // The scores of a group are stored when those of the next one have begun, not to wait for
-      // them.
-      float* const last = chunk == 0 && group > 0 ? scores + (group - 1) * kGroup : nullptr;
-      if (group % 2 == 0) {
-        Multiply<kScores, kScores + 1>(gathered, chunk == 0, both, last);
-      } else {
-        Multiply<kScores + 1, kScores>(gathered, chunk == 0, both, last);
+        if (before.keys) Multiply(rows, before, chunks, scores);
+        before = own;
       }
     }
-    const int64_t group = (all - 1) / chunks;
-    if (group % 2 == 0) {
-      tiles_.template Store<kScores>(scores + group * kGroup, kStride);
-    } else {
-      tiles_.template Store<kScores + 1>(scores + group * kGroup, kStride);
-    }
+    Multiply(rows, before, chunks, scores);
+    StoreScores(groups - 1, scores);
   }
 
   // sums[r * stride + d] += the sum over `count` keys of weights(j, r) * value j at d, for all
@@ -176,16 +165,55 @@ class AttentionOctets {
   static constexpr int64_t kGroup = kTileRows * kRows;  // scores of 16 keys
   static constexpr int64_t kChunk = 2 * kTileDepth;     // features of a step of dot products
 
-  template <int kOwn, int kOther>
-  void Multiply(const uint16_t (&gathered)[kTileRows][kChunk], bool first, bool both, float* last) {
-    if (first) tiles_.template Zero<kOwn>();
-    tiles_.template Load<kGathered>(gathered[0], sizeof(gathered[0]));
-    tiles_.template Dot<kOwn, kGathered, kLeft>();
-    if (both) {
-      tiles_.template Load<kGathered>(gathered[0] + kTileDepth, sizeof(gathered[0]));
-      tiles_.template Dot<kOwn, kGathered, kLeft + 1>();
+  // A step of dot products: a chunk of the features of 16 keys, `stride` bytes apart.
+  struct Step {
+    int64_t group, chunk;
+    bool both;  // parts of the chunk
+    const void* keys;
+    int64_t stride;
+  };
+
+  void Multiply(const OctetPairs<kRows>& rows, const Step& step, int64_t chunks, float* scores) {
+    constexpr int64_t kStride = kRows * sizeof(float);
+    if (step.group == 0 || chunks > 1) {
+      tiles_.template Load<kLeft>(rows.parts[2 * step.chunk], kStride);
+      if (step.both) tiles_.template Load<kLeft + 1>(rows.parts[2 * step.chunk + 1], kStride);
     }
-    if (last) tiles_.template Store<kOther>(last, kRows * sizeof(float));
+    if (step.group % 2 == 0) {
+      MultiplyInto<kScores>(step);
+    } else {
+      MultiplyInto<kScores + 1>(step);
+    }
+    // The scores of a group are stored when those of the next one have begun, not to wait for them.
+    if (step.chunk == 0 && step.group > 0) StoreScores(step.group - 1, scores);
+  }
+
+  template <int kOwn>
+  void MultiplyInto(const Step& step) {
+    if (step.chunk == 0) tiles_.template Zero<kOwn>();
+    tiles_.template Load<kGathered>(step.keys, step.stride);
+    tiles_.template Dot<kOwn, kGathered, kLeft>();
+    if (!step.both) return;
+    tiles_.template Load<kGathered>(static_cast<const char*>(step.keys) + kTileBytes, step.stride);
+    tiles_.template Dot<kOwn, kGathered, kLeft + 1>();
+  }
+
+  void StoreScores(int64_t group, float* scores) {
+    constexpr int64_t kStride = kRows * sizeof(float);
+    if (group % 2 == 0) {
+      tiles_.template Store<kScores>(scores + group * kGroup, kStride);
+    } else {
+      tiles_.template Store<kScores + 1>(scores + group * kGroup, kStride);
+    }
+  }
+
+  // Whether kTileRows keys lie one after the other, as those of a band or of a block do: a tile is
+  // loaded from where they lie then.
+  static bool FollowEachOther(const int32_t* indices) {
+    uint32_t apart = 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) apart |= uint32_t(indices[i]) - uint32_t(indices[0] + i);
+    return apart == 0;
   }
 
   // Up to kTileRows keys, kParts parts of each; zero where there is none.

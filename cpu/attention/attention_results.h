@@ -20,6 +20,14 @@ Acc ExpOfDifference(Acc x, Acc peak) {
   return x == peak ? Acc(1) : Acc(__builtin_exp(double(x) - double(peak)));
 }
 
+// The logarithm of a total. Where T has 16 bits that of float32 is near enough: the other one took
+// 4% of the time of a pass over 410 keys.
+template <typename T>
+Accumulator<T> LogOfTotal(Accumulator<T> total) {
+  if constexpr (sizeof(T) == 2) return __builtin_logf(total);
+  return Accumulator<T>(__builtin_log(double(total)));
+}
+
 // out and lse of one row.
 template <typename T>
 void Finish(const AttentionArgs& args, int64_t batch, int64_t head, int64_t row,
@@ -38,7 +46,7 @@ void Finish(const AttentionArgs& args, int64_t batch, int64_t head, int64_t row,
   T* out = static_cast<T*>(args.out) + place * args.value_depth;
   StoreRow<T>(sums, args.value_depth, total == 0 ? Acc(0) : share / total, out);
   Acc* lse = static_cast<Acc*>(args.lse) + place;
-  *lse = total == 0 ? kLeast : peak + Acc(__builtin_log(double(total)));
+  *lse = total == 0 ? kLeast : peak + LogOfTotal<T>(total);
 }
 
 // What a piece of a split block row leaves of the rows of a pass.

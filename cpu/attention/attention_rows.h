@@ -18,6 +18,13 @@ constexpr int kMostGroupedRows = 64;
 template <typename Acc>
 constexpr int kMostPassRows = kGroupsRows ? kMostGroupedRows : kLanes<Acc>;
 
+template <typename T>
+void PrefetchRow(const T* row, int64_t depth) {
+  for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
+}
+
+constexpr int64_t kCopyAhead = 8;  // prefetched while some are copied for tiles
+
 // Copies a chunk of the keys of one of `count` heads; those of a chunk follow each other, as they
 // lie.
 template <typename T, typename Copy>
@@ -33,6 +40,7 @@ void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& a
   for (int64_t i = begin; i < end; ++i, from += stride, to += x.padded) {
     int64_t d = 0;
     if constexpr (std::is_same_v<T, Copy> && sizeof(T) == 2) {  // for tiles: whole parts
+      if (i + kCopyAhead < end) PrefetchRow(from + kCopyAhead * stride, x.depth);
       for (; d < x.padded; d += 32) {
         const int64_t left = x.depth - d;
         const int count = int(left < 0 ? 0 : left < 32 ? left : 32);
@@ -147,11 +155,6 @@ inline Run NextRun(const AttentionProblem& args, const KeyPiece& keys, int64_t b
   while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
   while (stop < end && inside(stop)) ++stop;
   return {begin, stop};
-}
-
-template <typename T>
-void PrefetchRow(const T* row, int64_t depth) {
-  for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
 }
 
 // Prefetches the rows of this pass, or of the next one: `depth` values each, `stride` apart; `rows`

@@ -93,6 +93,21 @@ def test_keys_that_are_read_where_they_are(heads):
 
 
 @isas
+def test_keys_that_follow_each_other(isa):
+    """A tile of them is loaded from where they lie, but only if none is out of its place."""
+    for depth in (32, 96):
+        x = Attention(BATTERY["every_length"], Setting(8, depth, 33, dtype="bfloat16", batch=1))
+        for row, (begin, end) in enumerate(zip(x.offsets, x.offsets[1:], strict=False)):
+            x.indices[begin:end] = np.arange(end - begin) + (x.k.shape[1] - (end - begin)) // 2
+            if row % 2:
+                some = x.indices[begin + 3 : begin + 7]
+                some[:] = some[::-1].copy()
+        expected = x.oracle()
+        x.oracle = lambda expected=expected: expected
+        check(x, isa, chunk=1 << 20)
+
+
+@isas
 def test_threads_change_no_bits(isa):
     x = of("every_length", 8, depth=32, value_depth=70, heads=3, **OPTIONS)
     one, other = (native_run(x, isa, threads, pieces=2) for threads in (1, 3))
