@@ -91,8 +91,8 @@ inline bool StagesValues() {
 constexpr int kStagedVectors = 128;
 constexpr int kPairedVectors = 64;
 
-// Of `count` vectors, each `length` after the one before, kRows values as accumulators. As many as
-// fill whole registers may be written.
+// Of `count` vectors, each `length` after the one before, kRows values as accumulators. Where they
+// follow each other, as many as fill whole registers may be written.
 template <typename T, int kRows>
 void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>* wide) {
   using Acc = Accumulator<T>;
@@ -136,7 +136,7 @@ struct StagedValues {
   alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kStagedVectors * kMaxRows : 1];
 
   // Those of vector p. Returns how many of the vectors [p, stop) are there; all, if they are few.
-  // There are `vectors` in all.
+  // There are `vectors` in all, more than p.
   template <int kRows>
   int64_t Reach(const T* values, int64_t length, int64_t vectors, int64_t p, int64_t stop) {
     if (of != values || rows != kRows || p < begin || stop > end) {

@@ -230,9 +230,9 @@ def _cpu_octets(problem: Problem) -> OctetTile | None:
     there is no matrix unit.
 
     Measured on an Intel Xeon (family 6, model 167; AMX), two cores, weights of [2048, 1024] with 70
-    to 95% sparsity and n = 256, as speed relative to `CpuTile` on float32: spmm 1.2x to 1.4x for
-    V = 4, 1.8x to 2.2x for 8, 2.7x to 3.6x for 16 and 32; sddmm 1.2x to 1.5x, 1.9x to 2.7x and 2.1x
-    to 4.0x; A^T B 1.4x to 2.4x for V = 16 and 32, but 0.5x to 0.9x for 4 and 8, where adding the
+    to 95% sparsity and n = 256, as speed relative to `CpuTile` on float32: spmm 1.4x to 1.7x for
+    V = 4, 2.2x to 2.7x for 8, 2.9x to 3.8x for 16 and 32; sddmm 1.4x to 1.6x, 2.1x to 3.2x and 2.5x
+    to 4.9x; A^T B 1.2x to 2.4x for V = 16 and 32, but 0.5x to 0.9x for 4 and 8, where adding the
     products to rows of C takes longer than the products.
 
     Attention, likewise: L = 2048, 90% sparse, 64 features 2.4x to 2.9x forward, 2.0x to 2.4x both
