@@ -101,7 +101,8 @@ class AttentionOctets {
     return shapes;
   }
 
-  // scores[j * kRows + r] = row r . key j, for `count` keys; whole groups of 16 keys are stored.
+  // scores[j * kRows + r] = row r . key j, for `count` keys, 1 or more; whole groups of 16 keys are
+  // stored.
   void Dots(const OctetPairs<kRows>& rows, const OctetKeys& keys, const int32_t* indices, int count,
             float* scores) {
     const int64_t chunks = keys.depth <= kChunk ? 1 : (keys.depth + kChunk - 1) / kChunk;
@@ -212,7 +213,7 @@ class AttentionOctets {
   static bool FollowEachOther(const int32_t* indices) {
     uint32_t apart = 0;
 #pragma GCC unroll 16
-    for (int i = 0; i < kTileRows; ++i) apart |= uint32_t(indices[i]) - uint32_t(indices[0] + i);
+    for (int i = 0; i < kTileRows; ++i) apart |= uint32_t(indices[i]) - (uint32_t(indices[0]) + i);
     return apart == 0;
   }
 

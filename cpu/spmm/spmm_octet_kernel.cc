@@ -205,15 +205,16 @@ class OctetTask {
       }
       return;
     }
-    const bool once = vectors <= kPackedVectors;
+    const int64_t most = MostPacked();
+    const bool once = vectors <= most;
     const uint16_t* packed = once ? Pack(row, row.begin, row.end) : nullptr;
     for (int64_t column = tile_.first; column < tile_.last; column += kPassColumns) {
       const int64_t left = tile_.last - column;
       const int columns = int(left < kPassColumns ? left : kPassColumns);
       const Target target{out + column, height, columns};
       const BFloat16* x = static_cast<const BFloat16*>(tile_.x) + (column - tile_.first);
-      for (int64_t p = row.begin; p < row.end; p += kPackedVectors) {
-        const int64_t end = row.end - p < kPackedVectors ? row.end : p + kPackedVectors;
+      for (int64_t p = row.begin; p < row.end; p += most) {
+        const int64_t end = row.end - p < most ? row.end : p + most;
         if (!once) packed = Pack(row, p, end);
         if (columns == kPassColumns) {
           Multiply<2, false>(row, x, p, end, packed, target);
@@ -225,6 +226,9 @@ class OctetTask {
       }
     }
   }
+
+  // The most vectors of packed_: the rows of A of a half step take as much room as of a whole one.
+  int64_t MostPacked() const { return kPackedVectors * step_ / kTileDepth; }
 
   // Whether a step is a half one where `count` vectors are left.
   bool IsHalf(int64_t count) const { return count <= kHalfStep || step_ == kHalfStep; }

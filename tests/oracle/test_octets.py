@@ -119,6 +119,19 @@ def test_long_rows(on):
 
 
 @kernels
+@pytest.mark.parametrize("length", [16, 32])
+def test_long_rows_in_half_steps(length, on):
+    """Half steps, whose rows of values take as much room as those of whole steps: there are two
+    arrays of them, in turn, and the second is the last of what the kernel holds."""
+    lengths = [n for n in (5, 900, 3, 1100) for n in (n, *[0] * (length - 1))]
+    arrays, case, _ = encoded(from_row_lengths("long", 1200, lengths), length)
+    B = dense_operand(case, 33)
+    half = dict(step=16) if on.tiles else {}
+    found = spmm(arrays, case, B, on, chunk_nonzeros=1 << 30, **half)
+    assert_within(found[0], *oracle(case, "bfloat16", B))
+
+
+@kernels
 @pytest.mark.parametrize("length", [4, 32])
 def test_batches_weights_and_scales(length, on):
     arrays, case, place = encoded(BATTERY["every_length"], length)
