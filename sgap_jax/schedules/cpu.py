@@ -261,7 +261,7 @@ class HashRows(Schedule):
 _OCTET_PART = 32  # features that a matrix tile has
 _LANES = {"float64": 8}  # elements of the widest vector register, else 16
 _COPIED_USES = 8  # copies pay if vectors use a key so often, counted over all heads that share it
-_INTEL_USES = 32  # of each head's keys, on Intel
+_INTEL_USES = 32  # of each head's keys, on Intel, by vectors of less than 32 rows
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
@@ -319,7 +319,9 @@ def attention_plan(
     On an Intel (AMX, 2 MB of second-level cache) they pay wherever a row has several heads, at any
     distance, if a key is used 32 times and its head is larger than the caches for it: 0.29 to 0.88
     in the forward pass and 0.37 to 0.85 in the backward pass with 32 to 2048 uses (2 to 16 heads,
-    512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9.
+    512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9. Keys of vectors of 32 and 64 rows, which
+    so many rows use at once, take 0.77 to 0.99 and 0.83 to 0.99 with 8 to 32 uses (8 heads of 64
+    features and 4096 keys, 12 of 64 and 2 of 128 and 2048; 1.0 to 1.25 with one and two).
 
     With vectors of 32 bytes (Zen 3: caches of 32 and 512 KB, both of 8 ways) copies pay half a page
     apart in the forward pass too: 256 of 4096 keys for each query, 8 heads of 64, take 0.63 of the
@@ -349,14 +351,16 @@ def attention_plan(
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
     machine = this_machine()
     narrow = machine.vector_bytes == 32
+    long = length >= _LONG_VECTORS.get(machine.vector_bytes, math.inf)
     packed = max(apart) * (2 if narrow else 1) >= _PAGE and uses >= _COPIED_USES
     backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
     if machine.intel and key_heads > 1:
-        large = uses >= _INTEL_USES and keys * sum(widths) * wide > 4 * machine.l1_bytes
+        often = uses >= (_COPIED_USES if long else _INTEL_USES)
+        large = often and keys * sum(widths) * wide > 4 * machine.l1_bytes
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
     plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
-    if length >= _LONG_VECTORS.get(machine.vector_bytes, math.inf) and not problem.symbolic:
+    if long and not problem.symbolic:
         blocks = -(-rows // length)
         if blocks * problem.batch >= _WHOLE_ROWS:
             plan = dataclasses.replace(plan, nonzeros=problem.nnz // blocks)

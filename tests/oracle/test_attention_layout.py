@@ -68,6 +68,18 @@ def test_keys_are_copied_where_that_is_needed_or_pays():
     assert packed(8, width=24, dtype="float64") == (False, False)
 
 
+def test_copies_on_intel_pay_sooner_where_vectors_are_long():
+    def packed(length, uses):
+        shape = dict(rows=4096, keys=4096, nnz=4096 * length * uses, format=f"BCSR({length}, 64)")
+        found = plan(8, 8, 1, 1, **shape)
+        return found.packed and found.backward_packed
+
+    with on_machine(Machine(intel=True)):
+        assert [packed(length, 8) for length in (8, 16, 32, 64)] == [False, False, True, True]
+        assert [packed(64, 7), packed(8, 31), packed(8, 32)] == [False, False, True]
+    assert not packed(64, 32)
+
+
 def test_keys_that_many_sequences_share_are_copied_once():
     """One copy for each sequence would take 550 GB."""
     count, keys = 1 << 16, 1 << 16
