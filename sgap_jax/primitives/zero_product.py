@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from sgap_jax.primitives._define import bind, define, is_linear_operand, joint_batch, out_aval
 
@@ -17,8 +18,10 @@ from sgap_jax.primitives._define import bind, define, is_linear_operand, joint_b
 def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Zeros, as of x weight^T with a weight of zeros: [..., M] of x [..., K] and weight [M, K], in
     the dtype of x. The gradient in the weight is dy^T x, in its dtype."""
-    rows = x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
-    product = _bind(rows, weight[None])
+    if x.ndim > 2 and any(jax.typeof(x).sharding.spec[1:-1]):  # split axes do not become one
+        return jax.vmap(zero_product, (0, None))(x, weight)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    product = _bind(rows[None], weight[None])[0]
     return product.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -55,7 +58,12 @@ def _transpose(cotangent: Any, x: Any, weight: Any, *, schedule: None) -> tuple[
     if is_linear_operand(x):
         return 0, _bind(cotangent, jnp.swapaxes(weight, 1, 2))
     x = jnp.broadcast_to(x, (cotangent.shape[0], *x.shape[1:]))
-    return 1, jnp.einsum("bnm,bnk->bmk", cotangent, x).astype(weight.aval.dtype)
+    # Where explicit axes split the rows, JAX wants to be told how the sum over them is split.
+    sharding = weight.aval.sharding
+    explicit = not sharding.mesh.empty and AxisType.Explicit in sharding.mesh.axis_types
+    whole = sharding.update(spec=jax.P(None, *sharding.spec[1:])) if explicit else None
+    product = jnp.einsum("bnm,bnk->bmk", cotangent, x, out_sharding=whole)
+    return 1, product.astype(weight.aval.dtype)
 
 
 zero_product_p = define(
