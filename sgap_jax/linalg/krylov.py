@@ -16,7 +16,13 @@ from jax.scipy.sparse import linalg
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.linalg.operands import Operator, check_operator, check_right_side, product
+from sgap_jax.linalg.operands import (
+    Operator,
+    check_operator,
+    check_right_side,
+    power_of_two,
+    product,
+)
 
 
 def cg(
@@ -146,7 +152,7 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
         if x0 is not None:
             image = matvec(x0)  # of x0 near the end of the range it may overflow
             like = jnp.concatenate([b, jnp.where(jnp.isfinite(image).all(), image, x0)])
-        scale = _power_of_two(like)
+        scale = power_of_two(like)
         own = options | {"atol": options["atol"] / scale.real}
         x0 = None if x0 is None else x0 / scale
         x = scale * solver(matvec, b / scale, x0, M=precondition, **own)[0]
@@ -179,10 +185,10 @@ def _found(
         A = jax.lax.stop_gradient(A)
     own = partial(product, A)
     # Of scaled b and x, because A x may overflow where b - A x does not. x / first is finite too.
-    first = _power_of_two(jnp.concatenate([b, x * float(jnp.finfo(b.dtype).tiny) ** 0.5]))
+    first = power_of_two(jnp.concatenate([b, x * float(jnp.finfo(b.dtype).tiny) ** 0.5]))
     b, x = b / first[None], x / first[None]
     left = b - (own(x) if b.ndim == 1 else jax.vmap(own, in_axes=1, out_axes=1)(x))
-    scale = _power_of_two(jnp.concatenate([b, left]))
+    scale = power_of_two(jnp.concatenate([b, left]))
     b, left, atol = b / scale[None], left / scale[None], options["atol"] / first.real / scale.real
     enough = jnp.maximum(options["tol"] * jnp.linalg.norm(b, axis=0), atol)
     residual = jnp.linalg.norm(left, axis=0)
@@ -191,20 +197,6 @@ def _found(
     allowed = 10 * b.shape[0] if options["maxiter"] is None else options["maxiter"]
     info = jnp.where(converged, 0, min(allowed, checks.INT32_MAX)).astype(jnp.int32)
     return unknown, info
-
-
-def _power_of_two(b: jax.Array) -> jax.Array:
-    """[] or [k]: the power of two near the greatest magnitude of each column, normal and with a
-    normal inverse, by which XLA multiplies in place of a division; 1 of a column of zeros, and of
-    NaN or infinity."""
-    # Of the parts of complex numbers: their absolute values may overflow.
-    parts = jnp.maximum(jnp.abs(b.real), jnp.abs(b.imag)) if jnp.iscomplexobj(b) else jnp.abs(b)
-    greatest = jnp.max(parts, axis=0)
-    usual = jnp.isfinite(greatest) & (greatest > 0)
-    exponent = jnp.frexp(jnp.where(usual, greatest, 1))[1] - 1
-    limit = -jnp.finfo(b.dtype).minexp
-    exponent = jnp.clip(exponent, -limit, limit)
-    return jnp.ldexp(jnp.ones_like(greatest), exponent).astype(b.dtype)
 
 
 _program = jax.jit(_solve, static_argnames=("op", "maxiter", "restart", "solve_method"))

@@ -60,6 +60,20 @@ def check_right_side(op: str, A: Operator, b: Any, name: str = "b") -> jax.Array
     return b.astype(floating(op, b, *([A] if isinstance(A, SparseArray) else [])))
 
 
+def power_of_two(b: jax.Array) -> jax.Array:
+    """[] or [k]: the power of two near the greatest magnitude of each column, normal and with a
+    normal inverse, by which XLA multiplies in place of a division; 1 of a column of zeros, and of
+    NaN or infinity."""
+    # Of the parts of complex numbers: their absolute values may overflow.
+    parts = jnp.maximum(jnp.abs(b.real), jnp.abs(b.imag)) if jnp.iscomplexobj(b) else jnp.abs(b)
+    greatest = jnp.max(parts, axis=0)
+    usual = jnp.isfinite(greatest) & (greatest > 0)
+    exponent = jnp.frexp(jnp.where(usual, greatest, 1))[1] - 1
+    limit = -jnp.finfo(b.dtype).minexp
+    exponent = jnp.clip(exponent, -limit, limit)
+    return jnp.ldexp(jnp.ones_like(greatest), exponent).astype(b.dtype)
+
+
 def lineax_operator(A: SparseArray, tags: Any = ()) -> Any:
     """A as an operator of lineax, for its solvers::
 

@@ -14,7 +14,13 @@ from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.compose import eye
 from sgap_jax.formats.levels import CSC, CSR
-from sgap_jax.linalg.operands import check_right_side, check_square, floating, product
+from sgap_jax.linalg.operands import (
+    check_right_side,
+    check_square,
+    floating,
+    power_of_two,
+    product,
+)
 from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.spgemm import spgemm
 
@@ -201,7 +207,10 @@ def _lobpcg(
     A: SparseArray, X: jax.Array, tol: Any, largest: bool, maxiter: int
 ) -> tuple[jax.Array, jax.Array]:
     fixed = A.with_values(jax.lax.stop_gradient(A.values))
+    # Squares of what JAX's function is given have to be in range.
     bound = norm(fixed, 1)
+    unit = power_of_two(bound[None])
+    fixed, bound = fixed.with_values(fixed.values * (1 / unit)), bound * (1 / unit)
 
     from jax.experimental.sparse.linalg import lobpcg_standard  # takes 0.2 s
 
