@@ -274,6 +274,18 @@ class BlockTask {
         return;
       }
     }
+    // Loads and instructions bound these loops on Intel (Xeon, family 6 model 167): with two
+    // indices a load they took 0.81 to 0.97 of the time.
+    if constexpr (kSlots == 4 && !kTail && kVectorBytes == 64 && std::is_same_v<T, float>) {
+      if (loop == RowLoop::kLong && block_.x_stride == 4 && ThisMachine().intel) {
+        run_ = &NarrowTile<T, X, 4, true>::template RunLong<false, kLooks>;
+        return;
+      }
+      if (loop == RowLoop::kMasked && block_.x_stride == 4) {
+        run_ = &NarrowTile<T, X, 4, true>::template RunMasked<false>;
+        return;
+      }
+    }
     if constexpr (kSlots == 1 && std::is_same_v<X, Acc> && !kOwnValues) {
       if (loop == RowLoop::kGroups) {
         run_ = &Tile::RunGroups;

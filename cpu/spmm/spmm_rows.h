@@ -175,8 +175,8 @@ struct Tile {
 };
 
 // kSlots = 1 for a single column that is the whole of x (its rows are then next to each other),
-// else 4.
-template <typename T, typename X, int kSlots>
+// else 4. kAdjacent: so are rows of four float32.
+template <typename T, typename X, int kSlots, bool kAdjacent = false>
 struct NarrowTile {
   using Acc = Accumulator<T>;
   static constexpr int kWidth = kLanes<Acc> < 4 ? 4 : kLanes<Acc>;
@@ -199,6 +199,13 @@ struct NarrowTile {
   static Vector<Acc, 4 * kRows> Rows(const RowBlock<T, X>& block, int64_t p) {
     if constexpr (kRows == 1) {
       return Row<kTail>(block, p);
+    } else if constexpr (kRows == 2 && kAdjacent) {
+      // Two indices with one load, each doubled: an address takes that times 8.
+      static_assert(sizeof(X) == 4 && !kTail);
+      uint64_t pair;
+      std::memcpy(&pair, block.indices + p, sizeof(pair));
+      const auto row = [&](uint64_t doubled) { return Load<X, 4>(block.x + doubled * 2); };
+      return Concat<Acc, 4>(row(uint32_t(pair) * 2), row(pair >> 31));
     } else if constexpr (sizeof(X) == 2) {  // put together first, to be widened at once
       const auto bits = Bits<kTail, kRows>(block, p);
       return Load<X, 4 * kRows>(reinterpret_cast<const X*>(&bits));

@@ -358,7 +358,7 @@ def check_wrong_indices(lengths, n, isa, padding=9):
 
 @isas
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("n", "times"), [(1, 1), (3, 25), (4, 25)])  # many rows: on Intel
+@pytest.mark.parametrize(("n", "times"), [(1, 1), (3, 25), (4, 25), (8, 25)])  # many rows: on Intel
 def test_short_rows_of_few_columns_beside_nan(n, times, dtype, isa):
     """Vectors of entries that reach into the next row leave its NaN there; rows of every length,
     which a task may end after, and some long ones among them. Many rows have the bits of a few."""
@@ -375,7 +375,7 @@ def test_short_rows_of_few_columns_beside_nan(n, times, dtype, isa):
     )
     values, x = cast(np.r_[values, np.nan], dtype)[None], cast(x, dtype)[None]
     for chunk in (64, 500, 8192):
-        attributes = TILES | dict(chunk_nonzeros=chunk)
+        attributes = TILES | dict(chunk_nonzeros=chunk, tile_columns=4)
 
         def product(rows, attributes=attributes):
             arrays = (values, case.row_offsets[: rows + 1], case.column_indices[:-2], NONE, x)
