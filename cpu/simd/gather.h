@@ -88,6 +88,17 @@ inline Vector<Accumulator<T>, 4 * N> LoadLanes4(const T* source) {
     return BitCast<Vector<float, 4 * N>>(_mm512_shuffle_epi8(_mm512_set1_epi64(four), which));
   }
 #endif
+#if defined(__AVX512DQ__)
+  if constexpr (std::is_same_v<T, float> && N == 2) {
+    const __m256i which = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    const __m256d pairs = _mm256_broadcast_sd(reinterpret_cast<const double*>(source));
+    return BitCast<Vector<float, 8>>(_mm256_permutevar_ps(_mm256_castpd_ps(pairs), which));
+  }
+  if constexpr (std::is_same_v<T, double> && N == 2) {
+    const __m512d pairs = _mm512_broadcast_f64x2(_mm_loadu_pd(source));
+    return BitCast<Vector<double, 8>>(_mm512_permute_pd(pairs, 0xf0));
+  }
+#endif
   return RepeatLanes4<Accumulator<T>, N>(Load<T, N>(source));
 }
 

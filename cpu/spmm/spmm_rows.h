@@ -175,8 +175,8 @@ struct Tile {
 };
 
 // kSlots = 1 for a single column that is the whole of x (its rows are then next to each other),
-// else 4.
-template <typename T, typename X, int kSlots>
+// else 4. kAdjacent: so are rows of four float32.
+template <typename T, typename X, int kSlots, bool kAdjacent = false>
 struct NarrowTile {
   using Acc = Accumulator<T>;
   static constexpr int kWidth = kLanes<Acc> < 4 ? 4 : kLanes<Acc>;
@@ -199,6 +199,13 @@ struct NarrowTile {
   static Vector<Acc, 4 * kRows> Rows(const RowBlock<T, X>& block, int64_t p) {
     if constexpr (kRows == 1) {
       return Row<kTail>(block, p);
+    } else if constexpr (kRows == 2 && kAdjacent) {
+      // Two indices with one load, each doubled: an address takes that times 8.
+      static_assert(sizeof(X) == 4 && !kTail);
+      uint64_t pair;
+      std::memcpy(&pair, block.indices + p, sizeof(pair));
+      const auto row = [&](uint64_t doubled) { return Load<X, 4>(block.x + doubled * 2); };
+      return Concat<Acc, 4>(row(uint32_t(pair) * 2), row(pair >> 31));
     } else if constexpr (sizeof(X) == 2) {  // put together first, to be widened at once
       const auto bits = Bits<kTail, kRows>(block, p);
       return Load<X, 4 * kRows>(reinterpret_cast<const X*>(&bits));
@@ -403,6 +410,47 @@ struct NarrowTile {
         StorePartial<T, 4>(y, even + odd, block.tail);
       } else {
         Store<T, 4>(y, even + odd);
+      }
+    }
+  }
+
+  // The same sums, of groups: of the last eight entries of a row those after its end
+  // are read and dropped. That a row has more than eight is easier to predict than how many it has.
+  template <bool kTail>
+  static void RunMasked(const RowBlock<T, X>& block) {
+    if (block.carry) return RunLong<kTail>(block);
+    int64_t inside = block.rows;  // after these rows what is read ends in the task
+    while (inside > 0 && block.entry_end - block.offsets[inside] < 8) --inside;
+    SumMasked<kTail>(block, inside);
+    RowBlock<T, X> rest = block;
+    rest.offsets += inside, rest.rows -= inside, rest.y += inside * block.y_stride;
+    RunPredicted<kTail>(rest);
+  }
+
+  template <bool kTail>
+  static void SumMasked(const RowBlock<T, X>& shared, int64_t rows) {
+    using Index = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
+    using Pair = Vector<Acc, 8>;
+    const RowBlock<T, X> block = shared;
+    const Acc* values = block.values - block.first_entry;
+    T* y = block.y;
+    int64_t p = block.offsets[0];
+    for (int64_t r = 0; r < rows; ++r, y += block.y_stride) {
+      const int64_t end = block.offsets[r + 1];
+      Pair sums{};  // of even entries, then of odd ones
+      const auto add = [&](int64_t p) __attribute__((always_inline)) {
+        return sums + LoadLanes4<Acc, 2>(values + p) * Rows<kTail, 2>(block, p);
+      };
+      for (; end - p > 8; p += 4) sums = add(p), sums = add(p + 2);
+      const auto entry = LaneNumbers<Index, 8>() / 4, left = Vector<Index, 8>{} + Index(end - p);
+#pragma GCC unroll 4
+      for (int i = 0; i < 8; i += 2) sums = entry + i < left ? add(p + i) : sums;
+      p = end;
+      const auto total = Half<Acc, 8>(sums, 0) + Half<Acc, 8>(sums, 1);
+      if constexpr (kTail) {
+        StorePartial<T, 4>(y, total, block.tail);
+      } else {
+        Store<T, 4>(y, total);
       }
     }
   }

@@ -358,27 +358,36 @@ def check_wrong_indices(lengths, n, isa, padding=9):
 
 @isas
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_short_rows_of_one_column_beside_nan(dtype, isa):
+@pytest.mark.parametrize(("n", "times"), [(1, 1), (3, 25), (4, 25), (8, 25)])  # many rows: on Intel
+def test_short_rows_of_few_columns_beside_nan(n, times, dtype, isa):
     """Vectors of entries that reach into the next row leave its NaN there; rows of every length,
-    which a task may end after, and some long ones among them."""
+    which a task may end after, and some long ones among them. Many rows have the bits of a few."""
     rng, k = np.random.default_rng(11), 300
     lengths = rng.permutation([*range(20)] * 8 + [0] * 40 + [63, 64, 65, 68, 69, 84, 85, 300])
-    lengths = np.r_[lengths, 5, 2]  # a group of the last but one would end behind the last entry
+    # a group of the last but one would end behind the last entry
+    lengths = np.r_[np.tile(lengths, times), 5, 2]
     case = from_row_lengths("rows", k, lengths, padding=3)
     case.column_indices[-3:] = 2**30
-    x = dense_operand(case, 1)
+    x = dense_operand(case, n)
     expected, bound = spmm_oracle(case, dtype, x)
     values = np.where(
         np.repeat(np.arange(len(lengths)) % 2, lengths) == 1, np.nan, case.values[:-3]
     )
-    arrays = (cast(np.r_[values, np.nan], dtype)[None], case.row_offsets)
-    arrays += (case.column_indices[:-2], NONE, cast(x, dtype)[None])
-    result = ((1, len(lengths), 1), arrays[-1].dtype)
+    values, x = cast(np.r_[values, np.nan], dtype)[None], cast(x, dtype)[None]
     for chunk in (64, 500, 8192):
-        attributes = TILES | dict(chunk_nonzeros=chunk)
-        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, isa)
-        assert_within(y[0, ::2], expected[::2], bound[::2])
-        np.testing.assert_array_equal(np.isnan(y[0, 1::2, 0]), lengths[1::2] > 0)
+        attributes = TILES | dict(chunk_nonzeros=chunk, tile_columns=4)
+
+        def product(rows, attributes=attributes):
+            arrays = (values, case.row_offsets[: rows + 1], case.column_indices[:-2], NONE, x)
+            (y,) = run("sgap_spmm_csr_v1", arrays, [((1, rows, n), x.dtype)], attributes, isa)
+            return y[0]
+
+        y = product(len(lengths))
+        assert_within(y[::2], expected[::2], bound[::2])
+        assert (np.isnan(y[1::2]) == (lengths[1::2, None] > 0)).all()
+        few = len(lengths) // times
+        if few > chunk:
+            np.testing.assert_array_equal(y[: few - chunk], product(few)[:-chunk])
 
 
 @isas
