@@ -99,9 +99,15 @@ Pass<T, X> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
     return NarrowPass<T, X, 4>(columns);
   }
   if constexpr (kMayHaveOwnLoops<T>) {
-    if (!args.transpose && args.length == 2 && columns == args.n && ThisMachine().intel) {
-      if (columns == 1) return {&TwoRowTile<T, X, 1>::Run, 2, 1};
-      if (columns == 4) return {&TwoRowTile<T, X, 4>::Run, 2, 4};
+    if (columns == args.n && ThisMachine().intel) {
+      if (args.transpose && columns == 4) {
+        if (args.length == 4) return {&TransposedQuadTile<T, X, 1>::Run, 1, 4};
+        if (args.length == 8) return {&TransposedQuadTile<T, X, 2>::Run, 1, 4};
+        if (args.length == 16) return {&TransposedQuadTile<T, X, 4>::Run, 1, 4};
+      } else if (!args.transpose && args.length == 2) {
+        if (columns == 1) return {&TwoRowTile<T, X, 1>::Run, 2, 1};
+        if (columns == 4) return {&TwoRowTile<T, X, 4>::Run, 2, 4};
+      }
     }
   }
   int64_t pass = kMaxRows;

@@ -54,6 +54,7 @@ def test_few_columns(length, dtype):
     for n in (1, 4):
         for schedule in (None, CpuTile(nonzeros=7 * length), CpuTile(columns=3)):
             spmm_is_right(arrays, case, dtype, n, False, schedule)
+            spmm_is_right(arrays, case, dtype, n, True, schedule)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
