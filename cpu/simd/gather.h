@@ -102,6 +102,72 @@ inline Vector<Accumulator<T>, 4 * N> LoadLanes4(const T* source) {
   return RepeatLanes4<Accumulator<T>, N>(Load<T, N>(source));
 }
 
+// Eight elements. Those of bfloat16 are repeated by the load, and a shuffle of bytes widens them.
+template <typename T>
+inline Vector<Accumulator<T>, 8> LoadEight(const T* source) {
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+    const __m256i which = _mm256_set_epi32(0x0f0e8080, 0x0d0c8080, 0x0b0a8080, 0x09088080,
+                                           0x07068080, 0x05048080, 0x03028080, 0x01008080);
+    return BitCast<Vector<float, 8>>(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), which));
+  }
+#endif
+  return Load<T, 8>(source);
+}
+
+// Four elements, as accumulators, again and again.
+template <typename T, int N>
+inline Vector<Accumulator<T>, N> LoadRowRepeated(const T* source) {
+  if constexpr (sizeof(T) >= 4) {
+    return LoadRepeated<T, N, 4>(source);
+  } else if constexpr (N == 4) {
+    return Load<T, 4>(source);
+  } else {
+    const auto half = LoadRowRepeated<T, N / 2>(source);
+    return Concat<Accumulator<T>, N / 2>(half, half);
+  }
+}
+
+// 16 lanes, half of either.
+template <typename T>
+inline Vector<Accumulator<T>, 16> LoadTwoRowsRepeated(const T* low, const T* high) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {
+    const __m512 both = _mm512_broadcast_f32x4(_mm_loadu_ps((const float*)low));
+    return BitCast<Vector<float, 16>>(
+        _mm512_mask_broadcast_f32x4(both, 0xff00, _mm_loadu_ps((const float*)high)));
+  }
+#endif
+  return Concat<Accumulator<T>, 8>(LoadRowRepeated<T, 8>(low), LoadRowRepeated<T, 8>(high));
+}
+
+// LoadLanes4 of four elements kParts times; those of float16 are widened together.
+template <typename T, int kParts>
+inline void LoadLanes4(const T* source, Vector<Accumulator<T>, 16>* lanes) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, Float16> && kParts > 1) {
+    __m512 all;
+    if constexpr (kParts == 4) {
+      all = BitCast<__m512>(Load<T, 16>(source));
+    } else {
+      all = _mm512_castps256_ps512(BitCast<__m256>(Load<T, 8>(source)));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) {
+      const int at = 4 * i;
+      const __m512i which =
+          _mm512_set_epi32(at + 3, at + 3, at + 3, at + 3, at + 2, at + 2, at + 2, at + 2, at + 1,
+                           at + 1, at + 1, at + 1, at, at, at, at);
+      lanes[i] = BitCast<Vector<float, 16>>(_mm512_permutexvar_ps(which, all));
+    }
+    return;
+  }
+#endif
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) lanes[i] = LoadLanes4<T, 4>(source + 4 * i);
+}
+
 // source[index_of(i)] in lane i: one load each, which is faster than the gather instruction
 // (measured on Zen 5: 0.18 against 0.30 ns an element). Four of bfloat16 are loaded into the high
 // halves of lanes, where they need no widening.
@@ -141,6 +207,37 @@ inline Vector<Accumulator<T>, N> GatherByPairs(const T* source, const int32_t* i
     std::memcpy(&pair, indices + i / 2 * 2, sizeof(pair));
     return i % 2 ? pair >> 32 : uint32_t(pair);
   });
+}
+
+// Elements that fill eight lanes, kTimes of them each. Where a mask is cheap, each is repeated by
+// its load and blended: on Intel one unit alone inserts elements, and two or three blend.
+template <typename T, int kTimes>
+inline Vector<Accumulator<T>, 8> GatherEight(const T* source, const int32_t* indices) {
+  static_assert(kTimes == 1 || kTimes == 2);
+#if defined(__AVX512VL__)
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr int kCount = 8 / kTimes;
+    uint64_t pairs[kCount / 2];
+    std::memcpy(pairs, indices, sizeof(pairs));
+    const auto at = [&](int i) {
+      return _mm_load_ss(source + (i % 2 ? pairs[i / 2] >> 32 : uint32_t(pairs[i / 2])));
+    };
+    __m256 x = _mm256_broadcastss_ps(at(0));
+#pragma GCC unroll 8
+    for (int i = 1; i < kCount; ++i) {
+      x = _mm256_mask_broadcastss_ps(x, __mmask8((1 << kTimes) - 1) << (i * kTimes), at(i));
+    }
+    return BitCast<Vector<float, 8>>(x);
+  }
+#endif
+  const auto low = GatherByPairs<T, 4>(source, indices);
+  if constexpr (kTimes == 1) {
+    return Concat<Accumulator<T>, 4>(low, GatherByPairs<T, 4>(source, indices + 4));
+  } else {
+    Vector<Accumulator<T>, 8> result;
+    for (int i = 0; i < 8; ++i) result[i] = low[i / 2];
+    return result;
+  }
 }
 
 }  // namespace sgap::SGAP_ISA

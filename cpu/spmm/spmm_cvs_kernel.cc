@@ -1,6 +1,7 @@
 // SpMM of column vectors: a task in passes, each of some rows of a vector and as many columns as
 // registers hold.
 #include "cpu/spmm/spmm.h"
+#include "cpu/spmm/spmm_cvs_narrow.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -65,11 +66,22 @@ BlockFunction<T, X> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
   }
 }
 
+// Where registers have 64 bytes, Intel's processors have loops of their own for few columns, whose
+// times were measured there alone. The sums of float32 have the bits of the others.
+template <typename T>
+constexpr bool kMayHaveOwnLoops = kVectorBytes == 64 && sizeof(Accumulator<T>) == 4;
+
 template <typename T, typename X, int kRows>
 Pass<T, X> NarrowPass(int64_t columns) {
-  if (columns >= 4) return {&LaneTile<T, X, kRows, 4>::Run, kRows, 4};
-  if (columns >= 2) return {&LaneTile<T, X, kRows, 2>::Run, kRows, 2};
-  return {&LaneTile<T, X, kRows, 1>::Run, kRows, 1};
+  if constexpr (kMayHaveOwnLoops<T>) {
+    if (ThisMachine().intel) {
+      if (columns >= 4) return {&QuadTile<T, X, kRows>::Run, kRows, 4};
+      if (sizeof(T) == 2 && columns == 1) return {&LaneTile<T, X, kRows, 1, true>::Run, kRows, 1};
+    }
+  }
+  if (columns >= 4) return {&LaneTile<T, X, kRows, 4, false>::Run, kRows, 4};
+  if (columns >= 2) return {&LaneTile<T, X, kRows, 2, false>::Run, kRows, 2};
+  return {&LaneTile<T, X, kRows, 1, false>::Run, kRows, 1};
 }
 
 // The next pass, `rows` rows and `columns` columns being left.
@@ -85,6 +97,18 @@ Pass<T, X> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
     if (kWidth >= 16 && rows >= 16) return NarrowPass<T, X, 16>(columns);
     if (kWidth >= 8 && rows >= 8) return NarrowPass<T, X, 8>(columns);
     return NarrowPass<T, X, 4>(columns);
+  }
+  if constexpr (kMayHaveOwnLoops<T>) {
+    if (columns == args.n && ThisMachine().intel) {
+      if (args.transpose && columns == 4) {
+        if (args.length == 4) return {&TransposedQuadTile<T, X, 1>::Run, 1, 4};
+        if (args.length == 8) return {&TransposedQuadTile<T, X, 2>::Run, 1, 4};
+        if (args.length == 16) return {&TransposedQuadTile<T, X, 4>::Run, 1, 4};
+      } else if (!args.transpose && args.length == 2) {
+        if (columns == 1) return {&TwoRowTile<T, X, 1>::Run, 2, 1};
+        if (columns == 4) return {&TwoRowTile<T, X, 4>::Run, 2, 4};
+      }
+    }
   }
   int64_t pass = kMaxRows;
   while (pass > rows) pass /= 2;

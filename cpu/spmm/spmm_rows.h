@@ -187,6 +187,8 @@ struct NarrowTile {
   // SumProducts may read this much past the last product.
   static constexpr int kPadding = 4 * kWidth;
 
+  static constexpr int kChains = 4;  // independent sums
+
   // Four elements of x at entry p; with kTail those past the last column are zero.
   template <bool kTail>
   static Vector<Acc, 4> Row(const RowBlock<T, X>& block, int64_t p) {
@@ -271,6 +273,7 @@ struct NarrowTile {
 
   // Groups of neighbouring entries from p on, each number of which is a constant.
   struct OwnValues {
+    static constexpr bool kEights = false;
     const T* values;
 
     Group Of(int64_t p, int number) const {
@@ -300,26 +303,23 @@ struct NarrowTile {
       }
     }
     Acc One(int64_t p) const { return LoadScalar(values + p); }
-    Products Repeated(int64_t p) const { return LoadLanes4<T, kGroup>(values + p); }
-  };
-  // Two groups at a time, which takes the instructions of one: on Intel products with one column
-  // took 0.93 of the time (weights of 2048 x 1024 at 90%). Not four: while 64-byte instructions are
-  // under way, a third of the units for these groups waits, and they took 1.15.
-  struct BufferedValues {
-    const T* values;
-    mutable Vector<Acc, 8> buffer;
-
-    Group Of(int64_t p, int number) const {
-      if (number % 2 == 0) {
-        buffer = Load<T, 8>(values + p + number * kGroup);
-        asm("" : "+m"(buffer));  // else the compiler takes it apart by shuffles
-      }
-      return Load<Acc, kGroup>(reinterpret_cast<const Acc*>(&buffer) + number % 2 * kGroup);
+    void Repeated(int64_t p, Products* lanes) const {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) lanes[c] = LoadLanes4<T, kGroup>(values + p + c * kGroup);
     }
-    Group Last(int64_t p) const { return Load<T, kGroup>(values + p); }
-    Acc One(int64_t p) const { return LoadScalar(values + p); }
+  };
+  // More at a time, on Intel: eight entries in a register with one column, sixteen
+  // values widened together with four.
+  struct TogetherValues : OwnValues {
+    static constexpr bool kEights = kSlots == 1;
+
+    Vector<Acc, 8> Eight(int64_t p) const { return LoadEight(OwnValues::values + p); }
+    void Repeated(int64_t p, Products* lanes) const {
+      LoadLanes4<T, 4>(OwnValues::values + p, lanes);
+    }
   };
   struct WidenedValues {
+    static constexpr bool kEights = false;
     const Acc* values;
 
     Group Of(int64_t p, int number) const {
@@ -327,7 +327,10 @@ struct NarrowTile {
     }
     Group Last(int64_t p) const { return Of(p, 0); }
     Acc One(int64_t p) const { return values[p]; }
-    Products Repeated(int64_t p) const { return LoadLanes4<Acc, kGroup>(values + p); }
+    void Repeated(int64_t p, Products* lanes) const {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) lanes[c] = LoadLanes4<Acc, kGroup>(values + p + c * kGroup);
+    }
   };
 
   template <bool kTail, bool kLooks = false>
@@ -336,15 +339,13 @@ struct NarrowTile {
   }
   template <bool kTail, bool kLooks = false>
   static void RunLongOwn(const RowBlock<T, X>& block) {
-    if constexpr (kSlots == 1 && std::is_same_v<T, Float16> && kVectorBytes == 64) {
+    if constexpr (sizeof(T) == 2 && kVectorBytes == 64) {
       if (ThisMachine().intel) {
-        return SumLong<kTail, kLooks>(block, BufferedValues{block.own_values, {}});
+        return SumLong<kTail, kLooks>(block, TogetherValues{{block.own_values}});
       }
     }
     SumLong<kTail, kLooks>(block, OwnValues{block.own_values});
   }
-
-  static constexpr int kChains = 4;  // independent sums
 
   // So many indices are looked at together.
   static constexpr int kLooked = kChains * kGroup;
@@ -368,18 +369,34 @@ struct NarrowTile {
     for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Products sums[kChains] = {};
+      [[maybe_unused]] Vector<Acc, 8> eights[2] = {};
       for (; p + kLooked <= end; p += kLooked) {
         if constexpr (kLooks) {
           if (!AllBelow<kLooked>(block.indices + p, block.size)) return void(*block.wrong = true);
         }
+        if constexpr (Values::kEights) {
+#pragma GCC unroll 2
+          for (int i = 0; i < 2; ++i) {
+            eights[i] +=
+                values.Eight(p + 8 * i) * GatherEight<X, 1>(block.x, block.indices + p + 8 * i);
+          }
+        } else if constexpr (kSlots == 4 && kGroup == 4) {
+          Products lanes[kChains];
+          values.Repeated(p, lanes);
 #pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) {
-          if constexpr (kSlots == 4 && kGroup == 4) {
-            sums[c] += values.Repeated(p + c * kGroup) * Rows<kTail, kGroup>(block, p + c * kGroup);
-          } else {
+          for (int c = 0; c < kChains; ++c) {
+            sums[c] += lanes[c] * Rows<kTail, kGroup>(block, p + c * kGroup);
+          }
+        } else {
+#pragma GCC unroll 4
+          for (int c = 0; c < kChains; ++c) {
             sums[c] += Multiply<kTail, true>(block, values.Of(p, c), p + c * kGroup);
           }
         }
+      }
+      if constexpr (Values::kEights) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) sums[c] = Half<Acc, 8>(eights[c / 2], c % 2);
       }
       if (kLooks && !RestHolds(block, p, end)) return void(*block.wrong = true);
       for (; p + kGroup <= end; p += kGroup) {

@@ -30,6 +30,7 @@ _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) pe
 _WIDENED = Fraction(1, 2)  # of L2: the most bytes of a tile of widened rows
 _HALF = ("bfloat16", "float16")
 _WIDENED_COLUMNS = 32  # of float16 that pay for widening, with registers of 64 bytes
+_WIDENED_MOST = 64  # columns of float16 that pay for it with vectors of 4 rows and more on Intel
 _FEW_COLUMNS = 48  # of float16: with fewer, entries pay for widening too
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
 _WIDE = 64  # bytes of the registers of AVX-512
@@ -102,7 +103,9 @@ def choose_schedule(problem: Problem) -> Schedule:
     takes half of a second-level cache or less; all of B is one tile, but for float16. Of up to four
     columns that takes 0.55x to 1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to
     0.95x, in float16 for all columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon
-    with AVX-512 (48 KB L1 and 2 MB L2 each). All else was up to 1.3x slower so. On other processors
+    with AVX-512 (48 KB L1 and 2 MB L2 each). Vectors of 4 rows and more in float16 take 0.90x to
+    0.94x so with 32 columns, 0.96x to 0.98x with 48 and 64 (weights at 70% to 90%; an Xeon of
+    family 6, model 167). All else was up to 1.3x slower so. On other processors
     with registers of 64 bytes vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as
     long, n = 1 to 16), and entries only if all of B then fits in the first-level cache (0.93x for n
     = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1).
@@ -322,6 +325,9 @@ def _widened_columns(problem: Problem) -> int:
             return _float16_columns(length or 1, n, most)
         far = length is None and 4 * n * k > machine.l1_bytes
         return whole if n <= 4 and length != 2 and not far else 0
+    if machine.intel and machine.vector_bytes == _WIDE and problem.dtype == "float16":
+        if (length or 1) >= 4 and _WIDENED_COLUMNS <= n <= _WIDENED_MOST:
+            return whole
     pays = n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
     return whole if pays else 0
 

@@ -343,6 +343,16 @@ def test_pairs_of_vectors_of_two_are_not_widened():
     assert "pair_dots True\n" in shown
 
 
+@pytest.mark.parametrize("format", ["CVS(4)", "CVS(8)"])
+def test_float16_with_long_vectors_is_widened_on_intel(format):
+    of = dict(k=1024, nnz=200_000, m=2048, dtype="float16", format=format)
+    for n in (32, 64):
+        assert chosen_on(INTEL, n=n, **of) == CpuTile(columns=n, packed=True)
+        for other in (dict(dtype="float32"), dict(dtype="bfloat16"), dict(nnz=50_000)):
+            assert chosen_on(INTEL, n=n, **of | other) == CpuTile()
+    assert chosen_on(INTEL, n=31, **of) == chosen_on(INTEL, n=65, **of) == CpuTile()
+
+
 def test_rows_are_widened_up_to_half_of_a_second_level_cache():
     of = dict(k=65_536, nnz=16 * 65_536, m=65_536, n=4, dtype="bfloat16")  # 1 MiB of float32
     for l2, chosen in ((1, CpuTile()), (2, CpuTile(columns=4, packed=True))):

@@ -334,7 +334,7 @@ CPP = (
     Bug(
         name="third_column_of_narrow_products",
         room="cpu/spmm_cvs",
-        file="cpu/spmm/spmm_cvs_rows.h",
+        file="cpu/spmm/spmm_cvs_narrow.h",
         text="if (kColumns == 1 && block.out_stride == 1 && block.rows >= kRows) {",
         replacement="if (kColumns == 1 && block.rows >= kRows) {",
         breaks="of a B of 3 columns, the last one of C in CVS(V) goes to the wrong places",

@@ -46,6 +46,18 @@ def test_every_width(length, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [2, 4, 8, 12, 16])
+def test_few_columns(length, dtype):
+    """Block rows of every remainder, the last one short, also in pieces and in narrower tiles."""
+    lengths = np.repeat([50, 0, 1, 2, 3, 4, 5, 80, 7], length)[:-1]
+    arrays, case, _ = encoded(from_row_lengths("few", 90, lengths), length)
+    for n in (1, 4):
+        for schedule in (None, CpuTile(nonzeros=7 * length), CpuTile(columns=3)):
+            spmm_is_right(arrays, case, dtype, n, False, schedule)
+            spmm_is_right(arrays, case, dtype, n, True, schedule)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 2])
 def test_sampled_products_by_windows_of_columns(length, dtype):
     """A pattern dense enough for this path, with rows of Y of 1 kB: some 50 columns in a window."""
