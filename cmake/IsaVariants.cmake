@@ -1,5 +1,5 @@
 # sgap_add_isa_variants(<out_var> <table> <sources...>): one object library per instruction set from the same sources;
-# those of SGAP_TILE_ISAS from the table of kernels and, among the sources, the *_octet*_kernel.cc; the first of them also
+# those of SGAP_TILE_ISAS from the table of kernels and, among the sources, the *_octet*_kernel.cc and those of integers; the first of them also
 # from the kernels of bfloat16 in pairs. Each is compiled with SGAP_ISA=<isa>, the namespace of everything in it, so that the variants can share a module.
 set(SGAP_ISA_FLAGS_baseline "")
 set(SGAP_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -7,13 +7,14 @@ set(SGAP_ISA_FLAGS_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
 
 # These have the kernels of SGAP_ISA_BASE, but for those of matrix tiles (cpu/simd/tiles.h), of bfloat16 in pairs
-# (cpu/simd/pairs.h) and of integers (cpu/top_k/top_k_indexer_rounded.h); the latter two are those of SGAP_ISA_PAIRS.
+# (cpu/simd/pairs.h) and of integers (cpu/top_k/top_k_indexer_rounded.h); those of pairs are those of SGAP_ISA_PAIRS.
 # The assembler knows AMX; the compiler need not.
 set(SGAP_ISA_FLAGS_avx512_bf16 ${SGAP_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi2 -mbmi2)
 set(SGAP_ISA_FLAGS_amx ${SGAP_ISA_FLAGS_avx512_bf16} -DSGAP_AMX=1)
 set(SGAP_ISA_BASE avx512)
 set(SGAP_ISA_PAIRS avx512_bf16)
-set(SGAP_PAIR_SOURCES "/(spmm|spmm_cvs|spmm_scatter|sddmm|sddmm_cvs|sparse_softmax|top_k_indexer)_kernel\\.cc$")
+set(SGAP_PAIR_SOURCES "/(spmm|spmm_cvs|spmm_scatter|sddmm|sddmm_cvs|sparse_softmax)_kernel\\.cc$")
+set(SGAP_INTEGER_SOURCES "/top_k_indexer_kernel\\.cc$")
 
 set(SGAP_ONLY_ISA "" CACHE STRING "One instruction set (baseline, avx2 or avx512) and no choice at load: a quick build for one machine")
 set(SGAP_ISAS baseline)
@@ -50,12 +51,14 @@ function(sgap_add_isa_variants out_var table)
   list(FILTER tiles INCLUDE REGEX "_octet(_[a-z]+)?_kernel\\.cc$")
   set(pairs ${ARGN})
   list(FILTER pairs INCLUDE REGEX "${SGAP_PAIR_SOURCES}")
+  set(integers ${ARGN})
+  list(FILTER integers INCLUDE REGEX "${SGAP_INTEGER_SOURCES}")
   foreach(isa IN LISTS SGAP_ISAS SGAP_TILE_ISAS)
     if(isa STREQUAL SGAP_ISA_PAIRS)
-      sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles} ${pairs})
+      sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles} ${integers} ${pairs})
       list(APPEND targets sgap_kernels_${isa})
     elseif(isa IN_LIST SGAP_TILE_ISAS)
-      sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles})
+      sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${tiles} ${integers})
       list(APPEND targets sgap_kernels_${isa})
     elseif(isa STREQUAL SGAP_ISA_BASE)
       sgap_add_kernels(sgap_kernels_${isa} ${isa} ${table} ${ARGN})

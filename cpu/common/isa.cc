@@ -48,11 +48,11 @@ bool HasPairDots() {
 // it has asked; one that may not, on a system that refuses, has no use of them.
 bool HasTiles() {
 #if defined(__linux__)
-  constexpr unsigned kBfloat16 = 22, kTiles = 24;
+  constexpr unsigned kBfloat16 = 22, kTiles = 24, kBytes = 25;
   constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(d >> kBfloat16 & 1) || !(d >> kTiles & 1)) return false;
+  if (!(d >> kBfloat16 & 1) || !(d >> kTiles & 1) || !(d >> kBytes & 1)) return false;
   static const bool granted = syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
   return granted;
 #else

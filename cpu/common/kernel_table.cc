@@ -21,7 +21,6 @@ namespace sgap::SGAP_PAIR_ISA {
 #define SGAP_KERNEL(Name, Args)
 #define SGAP_PAIR_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #define SGAP_ROUND_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
-#define SGAP_INTEGER_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"
 }  // namespace sgap::SGAP_PAIR_ISA
 #endif
@@ -31,7 +30,7 @@ namespace sgap::SGAP_ISA {
 #if defined(SGAP_BASE_ISA)
 
 #define SGAP_KERNEL(Name, Args) using SGAP_BASE_ISA::Name;
-#define SGAP_INTEGER_KERNEL(Name, Args) constexpr Kernel<Args> Name##OfPairs = SGAP_PAIR_ISA::Name;
+#define SGAP_INTEGER_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #define SGAP_ROUND_KERNEL(Name, Args)                                \
   static void Name##OfAny(const Args& args, int64_t task) {          \
     const bool pairs = args.dtype == Dtype::kBFloat16;               \
@@ -90,7 +89,6 @@ const KernelTable kKernelTable = {
 #if defined(SGAP_BASE_ISA)
 #define SGAP_PAIR_KERNEL(Name, Args) Name##OfAny,
 #define SGAP_ROUND_KERNEL(Name, Args) Name##OfAny,
-#define SGAP_INTEGER_KERNEL(Name, Args) Name##OfPairs,
 #endif
 #include "cpu/kernels.def"
 };

@@ -5,7 +5,9 @@
 //   C[i, j] += sum over p of A[i, 2p] B[p, 2j] + A[i, 2p + 1] B[p, 2j + 1]
 //
 // C: up to 16 x 16 float32; A: up to 16 rows of kTileDepth bfloat16; B: up to 16 rows, one for each
-// pair of columns of A, in which the two values that a pair multiplies are next to each other.
+// pair of columns of A, in which the two values that a pair multiplies are next to each other. Or,
+// with four signed bytes of A and four unsigned ones of B in the place of each pair, 32-bit
+// integers: exactly, modulo 2^32.
 #pragma once
 
 #include "cpu/simd/pairs.h"
@@ -62,6 +64,10 @@ class Tiles {
   void Dot() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
   }
+  template <int kC, int kA, int kB>
+  void DotBytes() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
 };
 
 #else
@@ -104,8 +110,32 @@ class Tiles {
     for (; row + 4 <= shapes_.rows[kC]; row += 4) DotRows<kC, kA, kB, 4>(row);
     for (; row < shapes_.rows[kC]; ++row) DotRows<kC, kA, kB, 1>(row);
   }
+  template <int kC, int kA, int kB>
+  void DotBytes() {
+    for (int i = 0; i < shapes_.rows[kC]; ++i) {
+      Words sum = BitCast<Words>(tiles_[kC][i]);
+      for (int p = 0; p < shapes_.rows[kB]; ++p) {
+        sum = DotFours(sum, Words{} + tiles_[kA][i][p], BitCast<Words>(tiles_[kB][p]));
+      }
+      std::memcpy(tiles_[kC][i], &sum, sizeof(Words));
+    }
+  }
 
  private:
+  // Signed bytes times those without a sign.
+  static Words DotFours(Words sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+    const auto to = BitCast<__m512i>(sum);
+    return BitCast<Words>(_mm512_dpbusd_epi32(to, BitCast<__m512i>(b), BitCast<__m512i>(a)));
+#else
+    for (int bit = 0; bit < 32; bit += 8) {
+      const auto value = BitCast<Vector<int32_t, kTileColumns>>(a << (24 - bit)) >> 24;
+      sum += BitCast<Words>(value) * (b >> bit & 255);
+    }
+    return sum;
+#endif
+  }
+
   // kRows rows of C, in registers.
   template <int kC, int kA, int kB, int kRows>
   void DotRows(int first) {

@@ -53,6 +53,7 @@ struct TopKIndexerArgs {
   int64_t panels_of_task;  // of the first phase
   int64_t panel_tasks;     // of an element of the batch
   void* scores;            // [batch, rows, panels * panel_columns] of few rows
+  bool tiles;              // whether products of bytes are those of matrix tiles
 
   int64_t PanelCount() const { return (top_k.columns + panel_columns - 1) / panel_columns; }
 };
@@ -106,8 +107,8 @@ constexpr int64_t ByteScratchBytes(int64_t rows, int64_t columns, int64_t heads,
   const int64_t pairs = 2 * (rows + 8) * heads + 8;
   return 4 * rows * (panels * kPanelColumns + 64) +
          4 * (rows + 8) * SamplePanels(panels) * kPanelColumns +
-         4 * pairs * (ByteWords(depth) + RoundedWords(depth) + 5) + 64 * (rows + 8) +
-         6 * 4 * (columns + 64) + 4 * (depth + 1) * (heads + 32) + 17 * 64;
+         4 * pairs * (ByteWords(depth) + RoundedWords(depth) + 5 + 16) + 64 * (rows + 8) +
+         6 * 4 * (columns + 64) + 4 * (depth + 1) * (heads + 32) + 18 * 64;
 }
 
 // Bytes of scratch for a task of so many rows: their scores, q and weights, of at most 8 bytes

@@ -1,6 +1,7 @@
 // FFI targets sgap_top_k_csr_v1, the k greatest scores of each row as a CSR structure of capacity k
 // for each row with the scores as its values; sgap_top_k_indexer_v1, the structure alone, of scores
-// that an indexer computes meanwhile, and sgap_top_k_indexer_octet_v1, the same on matrix tiles.
+// that an indexer computes meanwhile, and sgap_top_k_indexer_octet_v1, the same on matrix tiles: of
+// bfloat16, or of bytes that are scored first.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -153,13 +154,12 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
   });
 }
 
-template <bool kOctets>
+template <bool kTiles>
 ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
                                ffi::AnyBuffer weights, ffi::AnyBuffer limits,
                                ffi::Result<ffi::AnyBuffer> offsets,
                                ffi::Result<ffi::AnyBuffer> indices, int64_t k) {
   const ffi::DataType type = q.element_type();
-  if (kOctets && type != ffi::BF16) return Failed("top_k: q: expected bfloat16 for matrix tiles");
   if (!ToDtype(type)) {
     return Failed("top_k: q: expected float32, float64, bfloat16 or float16");
   }
@@ -185,6 +185,8 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args = {};
   TopKArgs& top_k = args.top_k;
   top_k.dtype = *ToDtype(type);
+  const bool octets = kTiles && top_k.dtype == Dtype::kBFloat16;
+  args.tiles = kTiles && !octets;
   top_k.limits = Ints(limits);
   top_k.limits_stride = rows;
   top_k.indices = Ints(*indices);
@@ -193,7 +195,7 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   top_k.k = k;
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   // The keys of few rows are not packed for all of them first, and their columns are divided.
-  const bool few = !kOctets && rows <= kFewRows;
+  const bool few = !octets && rows <= kFewRows;
   const int64_t busy = (batch * rows + 8 * threads - 1) / (8 * threads);
   top_k.task_rows = std::clamp<int64_t>(kIndexerScores / std::max<int64_t>(columns, 1), 1,
                                         std::clamp<int64_t>(busy, 1, kIndexerRows));
@@ -206,10 +208,10 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args.heads = heads;
   args.depth = depth;
   const int64_t parts = (depth + kPanelPart - 1) / kPanelPart * kPanelPart;
-  args.panel_columns = kOctets ? kOctetPanelColumns : kPanelColumns;
-  args.panel_bytes = args.panel_columns * (kOctets ? parts * int64_t(DtypeBytes(top_k.dtype))
-                                                   : depth * AccumulatorBytes(top_k.dtype));
-  const bool rounds = Kernels().adds_integer_pairs && !kOctets && !few &&
+  args.panel_columns = octets ? kOctetPanelColumns : kPanelColumns;
+  args.panel_bytes = args.panel_columns * (octets ? parts * int64_t(DtypeBytes(top_k.dtype))
+                                                  : depth * AccumulatorBytes(top_k.dtype));
+  const bool rounds = Kernels().adds_integer_pairs && !octets && !few &&
                       AccumulatorBytes(top_k.dtype) == 4 && depth > 0 && depth <= kMostRoundedDepth;
   if (rounds) args.panel_bytes += RoundedPanelBytes(depth);
   args.panels_of_task = few ? kPanelsOfFewRows : kPanelsOfTask;
@@ -247,7 +249,7 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
     return Failed("top_k: no memory for its scratch");
   }
   const int64_t work = batch * rows * columns * heads * (depth + 1);
-  const auto kernel = kOctets ? Kernels().TopKIndexerOctet : Kernels().TopKIndexer;
+  const auto kernel = octets ? Kernels().TopKIndexerOctet : Kernels().TopKIndexer;
   const auto run = [call, kernel, first_tasks, tasks, few](int64_t task) {
     if (task >= first_tasks + tasks) return call->MoveUp(task - first_tasks - tasks);
     if (task < first_tasks && !few) return kernel(call->args, task);

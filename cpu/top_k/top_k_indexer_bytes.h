@@ -4,7 +4,7 @@
 // only what reaches it is kept, of the other columns while it is in a register.
 #pragma once
 
-#include "cpu/top_k/top_k_indexer_rounded.h"
+#include "cpu/top_k/top_k_indexer_byte_pairs.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -48,139 +48,12 @@ RoundedVector PackBytes(const T* key, int64_t depth, float greatest, int64_t j, 
   return found;
 }
 
-// Of a row, which columns of those before `limit` have a score of at least `least`.
-struct RowSurvivors {
-  int32_t* columns;
-  int64_t count, limit;
-  float least;
-  float rounded_off;  // what a score of 16 bits may be off by
-  float small;        // what one of bytes may be less than without rounding nevertheless
-  // What one without rounding may be greater by, without the factor of a key: by heads with a
-  // positive weight, which is added, and by all heads.
-  float raised, off;
-  // Of a row without a positive weight, how much lower scores of 16 bits come out where their sums
-  // begin higher (CertainZeros). Infinite for other rows.
-  float lower;
-};
-
-// Some rows and heads, kTogether heads of a row and the columns of a panel at a time.
-struct BytePairs {
-  static constexpr int N = 16, kTogether = 4, kVectors = kPanelColumns / N;
-  static constexpr int64_t kColumns = kPanelColumns + N;  // of a panel, with those of the sample
-  using Ints = Vector<int32_t, N>;
-  using Floats = Vector<float, N>;
-
-  const int32_t* q;      // [rows, parts, words, kTogether]
-  const float* weights;  // [rows, parts, kTogether]
-  int64_t parts, words;  // parts of kTogether heads that a row has
-
-  static int64_t Parts(int64_t heads) { return (heads + kTogether - 1) / kTogether; }
-
-  static Ints Add(Ints sum, [[maybe_unused]] Ints keys, [[maybe_unused]] Ints values) {
-#if defined(__AVX512VNNI__)
-    return BitCast<Ints>(_mm512_dpbusd_epi32(BitCast<__m512i>(sum), BitCast<__m512i>(keys),
-                                             BitCast<__m512i>(values)));
-#else
-    return sum;
-#endif
-  }
-
-  static Ints Words(const char* panel, int64_t word, int v) {
-    Ints x;
-    __builtin_memcpy(&x, panel + 4 * (word * kPanelColumns + v * N), sizeof(x));
-    return x;
-  }
-
-  static const float* Factors(const char* panel, int64_t words) {
-    return reinterpret_cast<const float*>(panel) + words * kPanelColumns;
-  }
-
-  // The scores of a panel's columns. Sums of products begin at start[rows, parts, kTogether], those
-  // over the heads at `first`. So few sums that a processor begins the products of the next row
-  // while it is busy with what follows on those of this one.
-  [[gnu::always_inline]] inline void Score(int64_t row, const char* panel, const int32_t* start,
-                                           float first, Floats* total) const {
-    for (int v = 0; v < kVectors; ++v) total[v] = first - Floats{};
-    for (int64_t pair = row * parts * kTogether; pair < (row + 1) * parts * kTogether;
-         pair += kTogether) {
-      const int32_t* own = q + pair * words;
-      Ints sums[kTogether][kVectors];
-#pragma GCC unroll 4
-      for (int i = 0; i < kTogether; ++i) {
-        const Ints from = Kept(start[pair + i] - Ints{});
-        for (int v = 0; v < kVectors; ++v) sums[i][v] = from;
-      }
-      for (int64_t d = 0; d < words; ++d) {
-        Ints keys[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) keys[v] = Words(panel, d, v);
-#pragma GCC unroll 4
-        for (int i = 0; i < kTogether; ++i) {
-          const Ints value = Kept(own[d * kTogether + i] - Ints{});
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[i][v] = Add(sums[i][v], keys[v], value);
-        }
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < kTogether; ++i) {
-        const float weight = weights[pair + i];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          const Ints positive = sums[i][v] > 0 ? sums[i][v] : Ints{};
-          total[v] += __builtin_convertvector(positive, Floats) * weight;
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) total[v] *= BitCast<Floats>(Words(panel, words, v));
-  }
-
-  // To scores [rows, stride].
-  [[gnu::noinline]] void Write(int64_t rows, const char* panel, const int32_t* start, float* scores,
-                               int64_t stride) const {
-    for (int64_t r = 0; r < rows; ++r, scores += stride) {
-      Floats x[kVectors];
-      Score(r, panel, start, 0, x);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) Store<float, N>(scores + v * N, x[v]);
-    }
-  }
-
-  // What kColumns columns from `first` on add to the rows' survivors: those of the panel, and those
-  // of the sample, of which the scores [rows, stride] and the factors are known.
-  [[gnu::noinline]] void Collect(int64_t rows, const char* panel, const int32_t* start,
-                                 const float* sample_factors, const float* sample, int64_t stride,
-                                 int64_t first, RowSurvivors* row) const {
-    const auto factors = Load<float, N>(sample_factors);
-    for (int64_t r = 0; r < rows; ++r, ++row, sample += stride) {
-      Floats x[kVectors];
-      Score(r, panel, start, row->raised, x);
-      const auto sampled = Load<float, N>(sample) + row->off * factors;
-      uint64_t others = 0;
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        others |= uint64_t(LanesFrom<float, N>(x[v], row->least)) << (v * N);
-      }
-      uint64_t mask = Interleaved(LanesFrom<float, N>(sampled, row->least), others);
-      const int64_t left = row->limit - first;
-      if (left < kColumns) mask &= left <= 0 ? 0 : (uint64_t(1) << left) - 1;
-      row->count += PackBits(mask, int32_t(first), row->columns + row->count);
-    }
-  }
-
-  // A bit for each column, from those of the sample and of the others.
-  static uint64_t Interleaved(uint32_t sample, uint64_t others) {
-    constexpr uint64_t kFirst = 0x1111111111111111;
-    static_assert(kColumnsOfSample == 4 && kColumns == 64);
-    return Deposit(sample, kFirst) | Deposit(others, ~kFirst);
-  }
-};
-
 // The memory of a task whose scores are of bytes.
 struct ByteScratch {
   float* sample;
   int32_t *columns, *q;
   int32_t *start, *lower;  // where sums begin: those of the sample, and of the other columns
+  int32_t* begun;          // these as matrix tiles have them
   float* weights;
   int32_t *rounded_q, *higher;  // in 16 bits, and where sums of these begin
   float* rounded_weights;
@@ -206,6 +79,7 @@ struct ByteScratch {
     columns = ints(at.rows * columns_stride);
     sample = floats(at.rows * sample_stride);
     q = ints(pairs * ByteWords(args.depth)), start = ints(pairs), lower = ints(pairs);
+    begun = ints(args.tiles ? pairs * kTileColumns : 0);
     weights = floats(pairs);
     rounded_q = ints(pairs * RoundedWords(args.depth)), higher = ints(pairs);
     rounded_weights = floats(pairs);
@@ -338,9 +212,12 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
     for (int64_t h = 0; h < heads; ++h, ++i) {
       const int64_t place = i % kTogether;
       int32_t* out = own.q + (i - place) * words + place;
+      int64_t stride = kTogether;
+      if (args.tiles)
+        out = own.q + (TiledBytes::Place(r, h - place, heads) + place) * words, stride = 1;
       float *value = values.x[place], *off = offs.x[place], lower = 0;
       Vector<float, 16> total = {};
-      const auto write = [&](int64_t w, uint32_t word) { out[w * kTogether] = int32_t(word); };
+      const auto write = [&](int64_t w, uint32_t word) { out[w * stride] = int32_t(word); };
       if (h < args.heads) {
         const float greatest = GreatestMagnitude(from, args.depth);
         const RoundedVector found =
@@ -459,5 +336,78 @@ inline float ByteThreshold(const float* sample, const char* panels, int64_t dept
   }
   return kOpenCost * open > seen ? none : least;
 }
+
+// The scores of a task's rows by bytes: of the sample, and survivors among all columns.
+struct ByteScores {
+  const IndexerRows& at;
+  const ByteScratch& own;
+  const BytePairs& pairs;
+  int64_t panel_bytes;
+  const char *sample, *others;  // panels
+
+  void Sample(const int32_t* start) const {
+    for (int64_t j = 0; j * kColumnsOfSample < at.columns; j += kPanelColumns) {
+      pairs.Write(at.rows, sample + j / kPanelColumns * panel_bytes, start, own.sample + j,
+                  own.sample_stride);
+    }
+  }
+
+  void Collect(const int32_t* start) const {
+    for (int64_t j = 0; j < at.columns; j += BytePairs::kColumns) {
+      pairs.Collect(at.rows, others + j / BytePairs::kColumns * panel_bytes, start,
+                    SampleFactors(j), own.sample + j / kColumnsOfSample, own.sample_stride, j,
+                    own.rows);
+    }
+  }
+
+  void Sample(TiledBytes& tiled) const {
+    struct Each {
+      float* scores;
+      int64_t stride, panel;
+      float First(int64_t) const { return 0; }
+      void Panel(int64_t p) { panel = p; }
+      void Row(int64_t row, const BytePairs::Floats* x) const {
+        float* const out = scores + row * stride + panel * kPanelColumns;
+#pragma GCC unroll 4
+        for (int v = 0; v < BytePairs::kVectors; ++v) Store<float, 16>(out + v * 16, x[v]);
+      }
+    };
+    constexpr int64_t kColumns = kPanelColumns * kColumnsOfSample;
+    tiled.Begin(own.start);
+    tiled.Score(sample, (at.columns + kColumns - 1) / kColumns,
+                Each{own.sample, own.sample_stride, 0});
+  }
+
+  void Collect(TiledBytes& tiled) const {
+    struct Each {
+      const ByteScores& scores;
+      RowSurvivors* rows;
+      const float* sampled;  // of the panel
+      int64_t stride, first;
+      BytePairs::Floats factors;
+      float First(int64_t row) const { return rows[row].raised; }
+      void Panel(int64_t p) {
+        first = p * BytePairs::kColumns;
+        sampled = scores.own.sample + p * (BytePairs::kColumns / kColumnsOfSample);
+        factors = Load<float, 16>(scores.SampleFactors(first));
+      }
+      void Row(int64_t row, const BytePairs::Floats* x) const {
+        RowSurvivors& own = rows[row];
+        const auto sample = Load<float, 16>(sampled + row * stride);
+        BytePairs::Keep(x, sample + own.off * factors, first, own);
+      }
+    };
+    tiled.Begin(own.lower);
+    tiled.Score(others, (at.columns + BytePairs::kColumns - 1) / BytePairs::kColumns,
+                Each{*this, own.rows, own.sample, own.sample_stride, 0, {}});
+  }
+
+  // Those of the columns of the sample from column `first` on.
+  const float* SampleFactors(int64_t first) const {
+    const int64_t sampled = first / kColumnsOfSample;
+    return BytePairs::Factors(sample + sampled / kPanelColumns * panel_bytes, pairs.words) +
+           sampled % kPanelColumns;
+  }
+};
 
 }  // namespace sgap::SGAP_ISA

@@ -474,12 +474,14 @@ template <typename T>
 void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   const TopKArgs& top_k = args.top_k;
   const int64_t parts = BytePairs::Parts(args.heads);
-  ByteScratch own(top_k.scratch, args, at, at.rows * parts * BytePairs::kTogether);
+  const int64_t rows = args.tiles ? TiledBytes::WholeRows(at.rows) : at.rows;
+  ByteScratch own(top_k.scratch, args, at, rows * parts * BytePairs::kTogether);
   RoundToBytes<T>(args, at, own);
   const BytePairs pairs{own.q, own.weights, parts, ByteWords(args.depth)};
   const int64_t panel_bytes = BytePanelBytes(args.depth), panels = args.PanelCount();
   const char* const sample = args.byte_panels + at.batch * BytePanels(panels) * panel_bytes;
-  const char* const others = sample + SamplePanels(panels) * panel_bytes;
+  const ByteScores scores{at,          own,    pairs,
+                          panel_bytes, sample, sample + SamplePanels(panels) * panel_bytes};
   const auto refuse = [&](auto&& refused) {
     int64_t count = 0;
     for (int64_t r = 0; r < at.rows; ++r) count += refused(own.rows[r]);
@@ -488,9 +490,11 @@ void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   if (refuse([](const RowSurvivors& row) { return !(row.off < kGreatestBound); })) {
     return SelectWideRows<T>(args, at);
   }
-  for (int64_t j = 0; j * kColumnsOfSample < at.columns; j += kPanelColumns) {
-    pairs.Write(at.rows, sample + j / kPanelColumns * panel_bytes, own.start, own.sample + j,
-                own.sample_stride);
+  if (args.tiles) {
+    TiledBytes tiled(pairs, at.rows, own.begun);
+    scores.Sample(tiled);
+  } else {
+    scores.Sample(own.start);
   }
   for (int64_t r = 0; r < at.rows; ++r) {
     RowSurvivors& row = own.rows[r];
@@ -501,12 +505,11 @@ void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
   if (refuse([](const RowSurvivors& row) { return !(row.least < kGreatestBound); })) {
     return SelectWideRows<T>(args, at);
   }
-  for (int64_t j = 0; j < at.columns; j += BytePairs::kColumns) {
-    const int64_t sampled = j / kColumnsOfSample, place = sampled % kPanelColumns;
-    const char* const with = sample + sampled / kPanelColumns * panel_bytes;
-    pairs.Collect(at.rows, others + j / BytePairs::kColumns * panel_bytes, own.lower,
-                  BytePairs::Factors(with, pairs.words) + place, own.sample + sampled,
-                  own.sample_stride, j, own.rows);
+  if (args.tiles) {
+    TiledBytes tiled(pairs, at.rows, own.begun);
+    scores.Collect(tiled);
+  } else {
+    scores.Collect(own.lower);
   }
   const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
   int32_t* counts = top_k.counts + at.batch * top_k.rows + at.begin;

@@ -175,7 +175,8 @@ def _indexer_reference(
 
 def _indexer_cpu(ctx: Any, *operands: Any, k: int, schedule: None) -> Any:
     q = ctx.avals_in[0]
-    deep = q.dtype == jnp.bfloat16 and q.shape[-1] >= _LEAST_OCTET_DEPTH
+    # Of other dtypes bytes are products of tiles, if they are scored at all.
+    deep = q.dtype != jnp.bfloat16 or q.shape[-1] >= _LEAST_OCTET_DEPTH
     octets = this_machine().matrix_tiles and deep and q.shape[1] >= _LEAST_OCTET_ROWS
     target = "sgap_top_k_indexer_octet_v1" if octets else "sgap_top_k_indexer_v1"
     return ffi_lowering(target, ctx, operands, k=np.int64(k))
@@ -212,8 +213,9 @@ def top_k_of_indexer(q: Any, keys: Any, weights: Any, limits: Any, *, k: int) ->
 
     of q [m, h, d], keys [n, d] and weights [m, h] of one dtype, summed in accumulators, and limits
     [m] int32. On the CPU a row's scores are gone when it is selected; elsewhere [m, h, n] of them
-    are held. k is in 0 .. n. Products of bfloat16 are those of matrix tiles where the machine has
-    them. Without a derivative."""
+    are held. k is in 0 .. n. Products of bfloat16, and of bytes that
+    are scored before float32 and float16, are those of matrix tiles where the machine has them.
+    Without a derivative."""
     operands = (x[None] for x in (q, keys, weights, limits))
     offsets, indices = bind(top_k_of_indexer_p, *operands, k=k, schedule=None)
     return jnp.squeeze(offsets, 0), jnp.squeeze(indices, 0)

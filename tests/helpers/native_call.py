@@ -8,7 +8,7 @@ from sgap_jax.runtime.native import native
 TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
 # These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h), the indexer's
-# (cpu/top_k/top_k_indexer_rounded.h) and those that round to bfloat16, which both share.
+# (cpu/top_k/top_k_indexer_rounded.h) and those that round to bfloat16; both share the latter.
 # avx512_bf16 has, in bfloat16, those of pairs too (cpu/simd/pairs.h).
 TILE_ISAS = ("avx512_bf16", "amx")
 

@@ -308,6 +308,14 @@ def small_integers(*shape):
 INDEXER, INDEXER_OCTET = "sgap_top_k_indexer_v1", "sgap_top_k_indexer_octet_v1"
 
 
+# Those that score bytes first: by products of vectors, or of matrix tiles.
+BYTE_KERNELS = [
+    (INDEXER, "avx512_bf16"),
+    (INDEXER_OCTET, "avx512_bf16"),
+    (INDEXER_OCTET, "amx"),
+]
+
+
 def selected_by_indexer(q, keys, weights, limits, k, isa, threads=1, target=INDEXER):
     *leading, m = limits.shape
     results = [((*leading, m + 1), np.int32), ((*leading, m * k), np.int32)]
@@ -315,7 +323,8 @@ def selected_by_indexer(q, keys, weights, limits, k, isa, threads=1, target=INDE
     return run(target, arrays, results, dict(k=k), isa, threads)
 
 
-INDEXERS = [(INDEXER, dtype) for dtype in DTYPES] + [(INDEXER_OCTET, "bfloat16")]
+INDEXERS = [(INDEXER, dtype) for dtype in DTYPES]
+INDEXERS += [(INDEXER_OCTET, "float32"), (INDEXER_OCTET, "bfloat16")]
 
 
 @pytest.mark.parametrize("isa", kernel_isas())
@@ -509,12 +518,12 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
         expected(scores, k, limits)[1:],
         expected(scores[::-1, ::-1], k, limits[::-1])[1:],
     ]
-    for isa in ("avx512", "avx512_bf16"):
-        if isa in native.supported_isas():
+    for target, isa in [(INDEXER, "avx512"), *BYTE_KERNELS]:
+        if isa in native.supported_isas() and (target == INDEXER or dtype != "bfloat16"):
             arrays = (np.stack([x, x[::-1]]) for x in (*operands, limits))  # other keys for each
-            found = selected_by_indexer(*arrays, k, isa, threads=2)
+            found = selected_by_indexer(*arrays, k, isa, threads=2, target=target)
             for element in range(2):
-                same([x[element] for x in found], want[element], f"{isa}, {element}")
+                same([x[element] for x in found], want[element], f"{target}, {isa}, {element}")
 
 
 @pytest.mark.skipif("avx512_bf16" not in native.supported_isas(), reason="no kernel of bytes")
@@ -549,12 +558,12 @@ def test_bytes_decide_nothing_that_floats_would_not(kind, dtype):
         weights = weights * (2.0**-116 if "weights" in kind else 1)
     operands = [cast(x, dtype)[None] for x in (q, keys, weights)]
     limits = np.full((1, m), n, np.int32)
-    plain, bytes_first = (
-        selected_by_indexer(*operands, limits, k, isa, threads=2)
-        for isa in ("avx512", "avx512_bf16")
-    )
-    for a, b in zip(plain, bytes_first, strict=True):
-        np.testing.assert_array_equal(a, b)
+    plain = selected_by_indexer(*operands, limits, k, "avx512", threads=2)
+    for target, isa in BYTE_KERNELS:
+        if isa in native.supported_isas() and (target == INDEXER or dtype != "bfloat16"):
+            found = selected_by_indexer(*operands, limits, k, isa, threads=2, target=target)
+            for a, b in zip(plain, found, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_an_indexer_refuses_what_does_not_fit():
@@ -565,8 +574,6 @@ def test_an_indexer_refuses_what_does_not_fit():
         return selected_by_indexer(*operands, limits, k, native.isa())
 
     of(good)
-    with pytest.raises(ValueError, match="top_k: q: expected bfloat16 for matrix tiles"):
-        selected_by_indexer(*good, limits, 2, native.isa(), target=INDEXER_OCTET)
     for place, shape in ((1, (2, 6, 4)), (1, (1, 6, 5)), (2, (2, 3, 5)), (0, (2, 3, 0, 5))):
         bad = [*good]
         bad[place] = np.ones(shape, np.float32)
