@@ -5,9 +5,9 @@
 //
 // A tile's load of what has just been stored waits for the store, and so does a load of what a tile
 // has just stored. To hide that, steps follow each other like this, across columns and block rows:
-// gather step s and, in between or then, round and store sums that left their tiles two steps
-// before; multiply step s - 1, and let its sums leave if it was the last. Gathering waits for the
-// caches, rounding for the ports of shuffles: one after the other they took 1.1 to 1.3 of the time.
+// gather step s and, in between, round and store sums that left their tiles two steps before;
+// multiply step s - 1, and let its sums leave if it was the last. Gathering waits for the caches,
+// rounding for the ports of shuffles: one after the other they took 1.1 to 1.3 of the time.
 #include "cpu/simd/tiles.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
@@ -165,10 +165,6 @@ class OctetTask {
   }
 
  private:
-  // Whether y is stored when a step is gathered, and not on the way. Of 16 rows the kernel then
-  // took 0.97 to 1.0 of the time, of 8 rows 1.01 to 1.02 (90 and 95% sparse; Granite Rapids).
-  static constexpr bool kStoresLater = kRows == kTileRows;
-
   static TileShapes Shapes() {
     TileShapes shapes;
     for (int i = 0; i < 2 * kPanels; ++i) shapes.Set(kSums + i, kRows, kTileBytes);
@@ -303,11 +299,7 @@ class OctetTask {
   SGAP_IN_TILES void GatherAndStore(RowOf row_of, int columns) {
     constexpr auto kVector = VectorAt<kRows, kStep>;
     GatherRows<kOf, kTail, kStep>([&](int i) { return row_of(kVector(i)); }, columns,
-                                  gathered_ + buffer_,
-                                  [&](int part) {
-                                    if (!kStoresLater) StoreReady(part);
-                                  });
-    if (kStoresLater) StoreAll();
+                                  gathered_ + buffer_, [&](int part) { StoreReady(part); });
     NextSums();
   }
 
@@ -355,17 +347,13 @@ class OctetTask {
   // Stores the sums that are ready, if there are any; those that have just left their tiles are
   // next.
   void FinishSums() {
-    StoreAll();
+    for (int part = 0; part < 4; ++part) StoreReady(part);
     NextSums();
   }
 
   void NextSums() {
     ready_ = left_;
     left_.target.out = nullptr;
-  }
-
-  SGAP_IN_TILES void StoreAll() {
-    for (int part = 0; part < 4; ++part) StoreReady(part);
   }
 
   // A quarter of their rows.
@@ -377,13 +365,10 @@ class OctetTask {
     const int end = last < target.height ? last : target.height;
     if (tile_.rows->piece >= 0) return StoreRows(first, end, static_cast<float*>(target.out));
     auto* const out = static_cast<BFloat16*>(target.out);
-    if (target.columns < kPassColumns || end < last) return StoreRows(first, end, out);
-    const auto* const tiles = ready_.tiles;  // copies: what is stored to y may not change them
-    const int64_t n = args_.n;
-#pragma GCC unroll 4
-    for (int i = first; i < last; ++i) {
-      StoreWholePanel(tiles[0][i], tiles[1][i], out + i * n);
-      StoreWholePanel(tiles[2][i], tiles[3][i], out + i * n + kTileDepth);
+    if (target.columns < kPassColumns) return StoreRows(first, end, out);
+    for (int i = first; i < end; ++i) {
+      StoreWholePanel(ready_.tiles[0][i], ready_.tiles[1][i], out + i * args_.n);
+      StoreWholePanel(ready_.tiles[2][i], ready_.tiles[3][i], out + i * args_.n + kTileDepth);
     }
   }
 
