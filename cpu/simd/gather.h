@@ -94,10 +94,6 @@ inline Vector<Accumulator<T>, 4 * N> LoadLanes4(const T* source) {
     const __m256d pairs = _mm256_broadcast_sd(reinterpret_cast<const double*>(source));
     return BitCast<Vector<float, 8>>(_mm256_permutevar_ps(_mm256_castpd_ps(pairs), which));
   }
-  if constexpr (std::is_same_v<T, double> && N == 2) {
-    const __m512d pairs = _mm512_broadcast_f64x2(_mm_loadu_pd(source));
-    return BitCast<Vector<double, 8>>(_mm512_permute_pd(pairs, 0xf0));
-  }
 #endif
   return RepeatLanes4<Accumulator<T>, N>(Load<T, N>(source));
 }

@@ -79,9 +79,9 @@ inline Ahead AheadOf(int64_t bytes) {
   return machine.intel ? Ahead::kStarts : Ahead::kRows;
 }
 
-// Whether there is code for kMasked.
+// Whether there is code for kMasked. Of float64 it took 0.74 to 1.2 of the time.
 template <typename T>
-constexpr bool kMasks = kVectorBytes == 64 && std::is_same_v<T, Accumulator<T>>;
+constexpr bool kMasks = kVectorBytes == 64 && std::is_same_v<T, float>;
 
 template <typename T, typename X>
 using BlockFunction = void (*)(const RowBlock<T, X>&);
@@ -384,7 +384,7 @@ RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
   }
   if (tiny) return RowLoop::kPredicted;
   if (args.m > kFewRows) return RowLoop::kBranchFree;
-  const bool masks = kMasks<T> && ThisMachine().intel && args.m > kRememberedRows;
+  const bool masks = kMasks<T> && args.n > 1 && ThisMachine().intel && args.m > kRememberedRows;
   return masks ? RowLoop::kMasked : RowLoop::kPredicted;
 }
 

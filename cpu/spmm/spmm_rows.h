@@ -431,8 +431,8 @@ struct NarrowTile {
     }
   }
 
-  // The same sums, of groups: of the last eight entries of a row those after its end
-  // are read and dropped. That a row has more than eight is easier to predict than how many it has.
+  // The same sums, of groups: of the last eight entries of a row those after its end are read and
+  // dropped. That a row has more than eight is easier to predict than how many it has.
   template <bool kTail>
   static void RunMasked(const RowBlock<T, X>& block) {
     if (block.carry) return RunLong<kTail>(block);
@@ -446,7 +446,6 @@ struct NarrowTile {
 
   template <bool kTail>
   static void SumMasked(const RowBlock<T, X>& shared, int64_t rows) {
-    using Index = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
     using Pair = Vector<Acc, 8>;
     const RowBlock<T, X> block = shared;
     const Acc* values = block.values - block.first_entry;
@@ -459,7 +458,7 @@ struct NarrowTile {
         return sums + LoadLanes4<Acc, 2>(values + p) * Rows<kTail, 2>(block, p);
       };
       for (; end - p > 8; p += 4) sums = add(p), sums = add(p + 2);
-      const auto entry = LaneNumbers<Index, 8>() / 4, left = Vector<Index, 8>{} + Index(end - p);
+      const auto entry = LaneNumbers<int32_t, 8>() / 4, left = Vector<int32_t, 8>{} + int(end - p);
 #pragma GCC unroll 4
       for (int i = 0; i < 8; i += 2) sums = entry + i < left ? add(p + i) : sums;
       p = end;

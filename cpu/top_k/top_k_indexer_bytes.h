@@ -213,8 +213,10 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
       const int64_t place = i % kTogether;
       int32_t* out = own.q + (i - place) * words + place;
       int64_t stride = kTogether;
-      if (args.tiles)
-        out = own.q + (TiledBytes::Place(r, h - place, heads) + place) * words, stride = 1;
+      if (args.tiles) {
+        out = own.q + (TiledBytes::Place(r, h - place, heads) + place) * words;
+        stride = 1;
+      }
       float *value = values.x[place], *off = offs.x[place], lower = 0;
       Vector<float, 16> total = {};
       const auto write = [&](int64_t w, uint32_t word) { out[w * stride] = int32_t(word); };

@@ -208,9 +208,10 @@ def _lobpcg(
 ) -> tuple[jax.Array, jax.Array]:
     fixed = A.with_values(jax.lax.stop_gradient(A.values))
     # Squares of what JAX's function is given have to be in range.
+    if fixed.values.size:
+        fixed = fixed.with_values(fixed.values / power_of_two(fixed.values.reshape(-1)))
+    X = X / power_of_two(X)[None]
     bound = norm(fixed, 1)
-    unit = power_of_two(bound[None])
-    fixed, bound = fixed.with_values(fixed.values * (1 / unit)), bound * (1 / unit)
 
     from jax.experimental.sparse.linalg import lobpcg_standard  # takes 0.2 s
 

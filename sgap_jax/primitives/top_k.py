@@ -213,8 +213,8 @@ def top_k_of_indexer(q: Any, keys: Any, weights: Any, limits: Any, *, k: int) ->
 
     of q [m, h, d], keys [n, d] and weights [m, h] of one dtype, summed in accumulators, and limits
     [m] int32. On the CPU a row's scores are gone when it is selected; elsewhere [m, h, n] of them
-    are held. k is in 0 .. n. Products of bfloat16, and of bytes that
-    are scored before float32 and float16, are those of matrix tiles where the machine has them.
+    are held. k is in 0 .. n. Where the machine has matrix tiles, products of bfloat16 (16 features
+    and more) and of the bytes that are scored before other floats are theirs, from 17 rows on.
     Without a derivative."""
     operands = (x[None] for x in (q, keys, weights, limits))
     offsets, indices = bind(top_k_of_indexer_p, *operands, k=k, schedule=None)

@@ -104,7 +104,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     columns that takes 0.55x to 1.0x of the time (CSR and V = 8; n = 2 most), of V = 2 0.84x to
     0.95x, in float16 for all columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon
     with AVX-512 (48 KB L1 and 2 MB L2 each). Vectors of 4 rows and more in float16 take 0.90x to
-    0.94x so with 32 columns, 0.96x to 0.98x with 48 and 64 (weights at 70% to 90%; an Xeon of
+    0.99x so with 32 columns, 0.96x to 1.02x with 48 and 64 (weights at 70% to 90%; an Xeon of
     family 6, model 167). All else was up to 1.3x slower so. On other processors
     with registers of 64 bytes vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as
     long, n = 1 to 16), and entries only if all of B then fits in the first-level cache (0.93x for n

@@ -311,6 +311,7 @@ INDEXER, INDEXER_OCTET = "sgap_top_k_indexer_v1", "sgap_top_k_indexer_octet_v1"
 # Those that score bytes first: by products of vectors, or of matrix tiles.
 BYTE_KERNELS = [
     (INDEXER, "avx512_bf16"),
+    (INDEXER, "amx"),
     (INDEXER_OCTET, "avx512_bf16"),
     (INDEXER_OCTET, "amx"),
 ]

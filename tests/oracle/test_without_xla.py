@@ -364,8 +364,8 @@ def test_short_rows_of_few_columns_beside_nan(n, times, dtype, isa):
     which a task may end after, and some long ones among them. Many rows have the bits of a few."""
     rng, k = np.random.default_rng(11), 300
     lengths = rng.permutation([*range(20)] * 8 + [0] * 40 + [63, 64, 65, 68, 69, 84, 85, 300])
-    # a group of the last but one would end behind the last entry
-    lengths = np.r_[np.tile(lengths, times), 5, 2]
+    # Groups of the last rows but one, and of an empty one before, would end behind the last entry.
+    lengths = np.r_[np.tile(lengths, times), 0, 0, 5, 2]
     case = from_row_lengths("rows", k, lengths, padding=3)
     case.column_indices[-3:] = 2**30
     x = dense_operand(case, n)
@@ -377,14 +377,20 @@ def test_short_rows_of_few_columns_beside_nan(n, times, dtype, isa):
     for chunk in (64, 500, 8192):
         attributes = TILES | dict(chunk_nonzeros=chunk, tile_columns=4)
 
-        def product(rows, attributes=attributes):
-            arrays = (values, case.row_offsets[: rows + 1], case.column_indices[:-2], NONE, x)
+        def product(rows, attributes=attributes, values=values, order=NONE):
+            arrays = (values, case.row_offsets[: rows + 1], case.column_indices[:-2], order, x)
             (y,) = run("sgap_spmm_csr_v1", arrays, [((1, rows, n), x.dtype)], attributes, isa)
             return y[0]
 
         y = product(len(lengths))
         assert_within(y[::2], expected[::2], bound[::2])
         assert (np.isnan(y[1::2]) == (lengths[1::2, None] > 0)).all()
+        order = rng.permutation(values.shape[1]).astype(np.int32)
+        permuted = np.empty_like(values)
+        permuted[:, order] = values
+        assert_within(
+            product(len(lengths), attributes, permuted, order)[::2], *(expected[::2], bound[::2])
+        )
         few = len(lengths) // times
         if few > chunk:
             np.testing.assert_array_equal(y[: few - chunk], product(few)[:-chunk])
