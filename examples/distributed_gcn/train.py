@@ -220,10 +220,10 @@ def main(arguments: list[str] | None = None) -> None:
         graph = graphs.in_parts(size, rows, mesh, AXIS, given.order)
         say(f"{graph}\n{graph.explain(recipe.features)}")
         train(graph, recipe, given.epochs, Run(given.run, given.every))
-    except (OSError, ValueError, ImportError) as error:
-        _end(f"{parser.prog}: {error}", 1)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except Exception as error:
+        if jax.process_count() == 1 or not _is_of_network(error):
+            if isinstance(error, (OSError, ValueError, ImportError)):
+                _end(f"{parser.prog}: {error}", 1)
             raise
         _end(
             f"process {jax.process_index()}: another process has ended, or the network to it: "
@@ -231,6 +231,16 @@ def main(arguments: list[str] | None = None) -> None:
             + ("Start all again: they go on from the last checkpoint." if given.run else ""),
             LOST,
         )
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """Whether JAX has failed, or Gloo, by which processes talk on CPUs and whose errors come as
+    others too; or what another error was raised for."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _end(message: str, status: int) -> None:

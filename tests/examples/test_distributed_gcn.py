@@ -202,6 +202,27 @@ def test_rows_of_graphs_are_those_of_the_whole(tmp_path):
     assert len(set(graphs._scattered(vertices, 9).tolist())) == 2**9
 
 
+@pytest.mark.parametrize("kind", ["own", "gloo", "caused"])
+def test_errors_of_the_network_in_any_form_are_a_lost_process(kind, monkeypatch):
+    def fail(scale):
+        if kind == "caused":
+            try:
+                raise jax.errors.JaxRuntimeError("INTERNAL: closed by peer")
+            except jax.errors.JaxRuntimeError as error:
+                raise RuntimeError("no checkpoint") from error
+        raise ValueError("Gloo AllGather failed" if kind == "gloo" else "scale: too large")
+
+    def end(message, status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(train.graphs, "rmat", fail)
+    monkeypatch.setattr(train, "_end", end)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--rmat", "4"])
+    assert ended.value.code == (1 if kind == "own" else train.LOST)
+
+
 def test_command_line_errors_are_sentences(tmp_path, capsys):
     scipy.sparse.save_npz(tmp_path / "wide.npz", scipy.sparse.csr_array((2, 3)))
     for name, words in (
