@@ -308,8 +308,8 @@ struct NarrowTile {
       for (int c = 0; c < kChains; ++c) lanes[c] = LoadLanes4<T, kGroup>(values + p + c * kGroup);
     }
   };
-  // More at a time, on Intel: eight entries in a register with one column, sixteen
-  // values widened together with four.
+  // More at a time, on Intel: with one column eight entries in a register, with four columns 16
+  // values widened together.
   struct TogetherValues : OwnValues {
     static constexpr bool kEights = kSlots == 1;
 

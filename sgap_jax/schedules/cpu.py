@@ -319,9 +319,10 @@ def attention_plan(
     On an Intel (AMX, 2 MB of second-level cache) they pay wherever a row has several heads, at any
     distance, if a key is used 32 times and its head is larger than the caches for it: 0.29 to 0.88
     in the forward pass and 0.37 to 0.85 in the backward pass with 32 to 2048 uses (2 to 16 heads,
-    512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9. Keys of vectors of 32 and 64 rows, which
-    so many rows use at once, take 0.77 to 0.99 and 0.83 to 0.99 with 8 to 32 uses (8 heads of 64
-    features and 4096 keys, 12 of 64 and 2 of 128 and 2048; 1.0 to 1.25 with one and two).
+    512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9. Where vectors have 32 rows and more, all
+    of which meet a key at each use, 8 uses are enough: 0.77 to 0.99 in the forward pass and 0.83 to
+    0.99 in the backward pass with 8 to 32 uses (32 and 64 rows; 8 heads of 64 features and 4096
+    keys, 12 of 64 and 2 of 128 and 2048), but 0.99 to 1.25 with one and two.
 
     With vectors of 32 bytes (Zen 3: caches of 32 and 512 KB, both of 8 ways) copies pay half a page
     apart in the forward pass too: 256 of 4096 keys for each query, 8 heads of 64, take 0.63 of the
