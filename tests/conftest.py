@@ -19,6 +19,7 @@ import sys  # noqa: E402
 import time  # noqa: E402
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
@@ -171,6 +172,13 @@ def optimizations(request):
     quick = request.path.parent.name in QUICKLY_COMPILED
     quick &= request.path.name != "test_transformations.py"
     jax.config.update("jax_disable_most_optimizations", quick)
+
+
+@pytest.fixture(autouse=True)
+def random_numbers(request):
+    """A module's random numbers start anew: a test's are the same, whichever tests ran before it."""
+    if generator := getattr(request.module, "RNG", None):
+        generator.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 _executables = 0
