@@ -1,6 +1,9 @@
 #include "cpu/common/machine.h"
 
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <fstream>
 #include <thread>
@@ -37,9 +40,19 @@ bool IsIntel() {
 #endif
 }
 
+// AVX512-FP16 came with Sapphire Rapids.
+bool HasHalves() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
+#else
+  return false;
+#endif
+}
+
 Machine Read() {
   constexpr int64_t kTypicalL1 = 48 << 10, kTypicalL2 = 1 << 20;
-  Machine machine{kTypicalL1, kTypicalL2, 0, 1, IsIntel()};
+  Machine machine{kTypicalL1, kTypicalL2, 0, 1, IsIntel(), IsIntel() && HasHalves()};
 #if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
   machine.l1_bytes = Configured(_SC_LEVEL1_DCACHE_SIZE, kTypicalL1);
   machine.l2_bytes = Configured(_SC_LEVEL2_CACHE_SIZE, kTypicalL2);

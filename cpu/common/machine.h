@@ -11,6 +11,9 @@ struct Machine {
   int64_t cores;
   // Whether it is one of Intel's, whose prefetchers bring the lines after those that are asked for.
   bool intel;
+  // Whether its gathering instructions are the fastest way to gather: Intel's from Sapphire Rapids
+  // on, of which microcode slows none.
+  bool gathers;
 };
 
 const Machine& ThisMachine();

@@ -1,6 +1,7 @@
 #include "cpu/common/machine.h"
 #include "cpu/simd/gather.h"
 #include "cpu/spmm/spmm.h"
+#include "cpu/spmm/spmm_gathered.h"
 #include "cpu/spmm/spmm_pairs.h"
 #include "cpu/spmm/spmm_rows.h"
 
@@ -67,6 +68,7 @@ bool Looks(const SpmmArgs& args, RowLoop loop, int64_t rows, int64_t entries) {
     const int64_t bytes = args.entries * int64_t(sizeof(T) + sizeof(int32_t));
     return machine.intel && loop == RowLoop::kLong && bytes > machine.l2_bytes;
   }
+  if (NarrowTile<T, X, 1>::kGathered && machine.gathers) return true;
   return loop != RowLoop::kLong ||
          (entries >= kLookedRow * rows && args.k * int64_t(sizeof(X)) > machine.l1_bytes / 4);
 }
@@ -199,6 +201,7 @@ class BlockTask {
             RowLoop loop, bool looks)
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
+        rows_(args.m),
         columns_(columns),
         own_(InPairs<T, X>(columns, permutation_)),
         run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
@@ -292,6 +295,14 @@ class BlockTask {
         return;
       }
     }
+#if SGAP_GATHERED_COLUMN
+    if constexpr (Tile::kGathered) {
+      if (loop == RowLoop::kLong && rows_ > kRememberedRows && ThisMachine().gathers) {
+        run_ = &GatheredColumn<T>::template Run<kLooks>;
+        return;
+      }
+    }
+#endif
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail, kLooks>;
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
@@ -345,6 +356,7 @@ class BlockTask {
 
   const T* values_;
   const int32_t* permutation_;
+  int64_t rows_;  // of the matrix
   int64_t columns_;
   bool own_;  // whether `run_` reads values as they are
   bool wrong_ = false;
