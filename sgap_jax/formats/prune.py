@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checks, vectors
+from sgap_jax.formats import checks, construct, vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, require_stored
 
@@ -100,6 +100,8 @@ def random(
         raise ValueError(f"random: dtype: expected a real floating dtype, got {dtype}")
     groups = _groups(sizes, format)
     count = round(_share("random", "density", density) * groups)
+    stored = count * math.prod(format.block_shape)
+    construct.check_proportion(sizes, stored, format, "random", "format=COO has none")
     chosen = rng.choice(groups, count, replace=False, shuffle=False) if count else np.zeros(0, int)
 
     def values(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -46,7 +46,12 @@ class GraphBatch:
     def spread(self, Y: Any) -> jax.Array:
         """[nodes, d]: to each node the row of Y [graphs, d] of its graph; zero to padding. Of a
         number for each graph, Y [graphs], it is [nodes]."""
-        Y = jnp.asarray(Y)
+        Y, graphs = jnp.asarray(Y), self.membership.shape[0]
+        if Y.ndim not in (1, 2) or Y.shape[0] != graphs:
+            raise ValueError(
+                f"GraphBatch.spread: Y: expected shape [{graphs}] or [{graphs}, d], a row for each "
+                f"graph, got {list(Y.shape)}"
+            )
         if Y.ndim == 1:
             return self.spread(Y[:, None])[:, 0]
         return spmm(self.membership.astype(Y.dtype), Y, transpose=True)

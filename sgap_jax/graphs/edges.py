@@ -104,7 +104,7 @@ def _shape_of(sources: Any, targets: Any, num_nodes: Any, what: str) -> tuple[in
         least = max(least, 0)  # check_range names a negative one
         checks.check_shape((least, least), what)
         return (least, least)
-    sizes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+    sizes = tuple(num_nodes) if np.ndim(num_nodes) == 1 else (num_nodes, num_nodes)
     if len(sizes) != 2:
         raise ValueError(f"{what}: num_nodes: expected n or (sources, targets), got {num_nodes!r}")
     m, k = (checks.check_count(size, "num_nodes", what) for size in (sizes[1], sizes[0]))
