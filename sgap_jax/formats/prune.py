@@ -40,6 +40,8 @@ def prune(W: ArrayLike, format: Format | str = CSR, *, sparsity: float) -> Spars
     checks.check_concrete(
         W, "W", "prune", "what is kept is a static size; nn.magnitude_mask takes a traced W"
     )
+    if hasattr(W, "todense"):
+        raise ValueError(f"prune: W: expected a dense matrix, got a {type(W).__name__}; todense()")
     W = np.asarray(W)
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")

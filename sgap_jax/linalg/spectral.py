@@ -311,13 +311,12 @@ def expm_multiply(
     if start is None and stop is None:
         return _exponential(A, B, 1.0, *_steps_and_terms(op, bound)).astype(dtype)
     checks.check_concrete((start, stop), "start and stop", op, "the number of steps is static")
-    if not _is_finite(start) or not _is_finite(stop):
-        raise ValueError(f"{op}: expected both start and stop, finite, got {start!r} and {stop!r}")
+    begin, end = _finite(op, start, stop)
     num = checks.check_count(num, "num", op)
     endpoint = checks.check_flag(endpoint, "endpoint", op)
-    _, step = np.linspace(start, stop, max(num, 2), endpoint=endpoint, retstep=True)
-    start, apart = float(start), float(step)  # of no dtype
-    first = _exponential(A, B, start, *_steps_and_terms(op, abs(start) * bound))
+    _, step = np.linspace(begin, end, max(num, 2), endpoint=endpoint, retstep=True)
+    apart = float(step)  # of no dtype
+    first = _exponential(A, B, begin, *_steps_and_terms(op, abs(begin) * bound))
     steps, terms = _steps_and_terms(op, abs(apart) * bound)
 
     def later(X: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
@@ -326,11 +325,15 @@ def expm_multiply(
     return jax.lax.scan(later, first, None, length=num)[1]
 
 
-def _is_finite(time: Any) -> bool:
+def _finite(op: str, *times: Any) -> list[float]:
     try:
-        return not isinstance(time, str) and math.isfinite(float(time))
+        found = [math.nan if isinstance(x, str) else float(x) for x in times]
     except (TypeError, ValueError, OverflowError):
-        return False
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        got = " and ".join(map(repr, times))
+        raise ValueError(f"{op}: expected both start and stop, finite, got {got}")
+    return found
 
 
 def _steps_and_terms(op: str, bound: float) -> tuple[int, int]:

@@ -13,10 +13,12 @@ from battery import BATTERY, array
 from jax.experimental import sparse as jsparse
 
 from sgap_jax import (
+    BCSR,
     COO,
     CSC,
     CSF,
     CSR,
+    CVS,
     Compressed,
     Dense,
     Format,
@@ -176,6 +178,9 @@ BATCHED = jax.tree.map(lambda x: jnp.stack([x, x]), build())
         (lambda: Format((Dense(2), Compressed())), ["levels", "trailing", "Dense(2)"]),
         (lambda: Format((Dense, Compressed), (0, 2)), ["order", "(0, 1)", "(0, 2)"]),
         (lambda: Dense(0), ["Dense", "size", "positive", "0"]),
+        (lambda: CVS(0), ["CVS: vector_length", "positive", "got 0"]),
+        (lambda: BCSR(2, 0.5), ["BCSR: columns", "positive integer", "0.5"]),
+        (lambda: SparseArray.from_dense([[1], [2, 3]]), ["from_dense: x: expected an array, got"]),
         (lambda: CSF(-1), ["CSF", "positive"]),
     ],
 )
