@@ -263,6 +263,11 @@ def tune(
 
     Source: Sgap, section 7.2 (tuning over group, block and tile sizes).
     """
+    if not callable(run):
+        raise TypeError(
+            f"tune: run must be a function, such as spmm in tune(spmm, A, B), got a "
+            f"{type(run).__name__}"
+        )
     leaves = (*jax.tree.leaves(operands), jnp.zeros(()))  # inside a jit the last one is traced
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(

@@ -92,6 +92,8 @@ def batch(
         room.
     """
     what = "batch"
+    if isinstance(graphs, SparseArray):
+        raise TypeError(f"{what}: graphs must be a sequence of SparseArrays, got one")
     offsets, columns, values, firsts = [np.zeros(1, np.int32)], [], [], [0]
     positions, entries, before, once = [np.zeros(0, np.int32)], 0, 0, True
     for graph in graphs:
@@ -129,6 +131,10 @@ def pad_rows(arrays: Sequence[Any], size: int | None = None) -> np.ndarray:
     host; ValueError if there are more rows."""
     if not len(arrays):
         raise ValueError("pad_rows: arrays: expected at least one, got none")
-    joined = np.concatenate([np.asarray(x) for x in arrays])
+    rows = [np.asarray(x) for x in arrays]
+    if any(x.shape[1:] != rows[0].shape[1:] or not x.ndim for x in rows):
+        shapes = ", ".join(str(list(x.shape)) for x in rows[:8])
+        raise ValueError(f"pad_rows: arrays: expected rows of one shape, got {shapes}")
+    joined = np.concatenate(rows)
     size = check_capacity(size, joined.shape[0], "size", "pad_rows")
     return np.pad(joined, [(0, size - joined.shape[0]), *[(0, 0)] * (joined.ndim - 1)])

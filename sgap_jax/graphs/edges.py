@@ -82,7 +82,10 @@ def from_edges(
     checks.check_concrete(edge_index, "edge_index", what, "make the graph outside jit")
     edges = checks.check_indices(edge_index, "edge_index", 2, what)
     if edges.shape[0] != 2:
-        raise ValueError(f"{what}: edge_index: expected shape [2, E], got {list(edges.shape)}")
+        hint = "; of pairs [E, 2] it is np.transpose(edges)" * (edges.shape[1] == 2)
+        raise ValueError(
+            f"{what}: edge_index: expected shape [2, E], got {list(edges.shape)}{hint}"
+        )
     sources, targets = edges
     shape = _shape_of(sources, targets, num_nodes, what)
     given = np.ones(sources.shape, np.float32) if values is None else values

@@ -199,6 +199,9 @@ def test_edges_between_two_kinds_of_nodes():
         (lambda: graphs.batch([random_graph(4)]).spread(np.ones(4)), r"spread: Y: .* got \[4\]"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=[3]), r"num_nodes: expected n .*\[3\]"),
         (lambda: graphs.from_edges([[0], [1]], num_nodes=2.5), "num_nodes must be an integer"),
+        (lambda: graphs.from_edges([(0, 1)] * 3), r"got \[3, 2\]; .* np.transpose\(edges\)"),
+        (lambda: graphs.batch(random_graph(4)), "batch: graphs must be a sequence of SparseArrays"),
+        (lambda: graphs.pad_rows([np.ones((2, 3)), np.ones(2)]), r"pad_rows: arrays: .*\[2, 3\], "),
     ],
 )
 def test_errors(call, words):
