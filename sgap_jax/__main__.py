@@ -13,6 +13,8 @@ from pathlib import Path
 
 from sgap_jax.runtime import info
 
+_INTERRUPTED = 130  # as shells number what Ctrl-C ends
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sgap_jax")
@@ -43,7 +45,7 @@ def main() -> int:
         try:
             return _doctor(arguments.seconds, arguments.only, arguments.json)
         except KeyboardInterrupt:
-            return 130  # as shells number what Ctrl-C ends
+            return _INTERRUPTED
     facts = info()
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -57,6 +59,9 @@ def _calibrate(seconds: float) -> int:
 
     try:
         found = calibrate(seconds)
+    except KeyboardInterrupt:
+        print("python -m sgap_jax calibrate: interrupted; nothing is kept", file=sys.stderr)
+        return _INTERRUPTED
     except (OSError, ValueError) as error:
         print(f"python -m sgap_jax calibrate: {error}", file=sys.stderr)
         return 1

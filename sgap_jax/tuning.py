@@ -263,6 +263,11 @@ def tune(
 
     Source: Sgap, section 7.2 (tuning over group, block and tile sizes).
     """
+    if not callable(run):
+        raise TypeError(
+            f"tune: run must be a function, such as spmm in tune(spmm, A, B), got a "
+            f"{type(run).__name__}"
+        )
     leaves = (*jax.tree.leaves(operands), jnp.zeros(()))  # inside a jit the last one is traced
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
@@ -297,10 +302,16 @@ def tune(
 
 def check_seconds(op: str, seconds: Any) -> None:
     """ValueError for a time to measure that is not positive, or has no end."""
-    if not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"{op}: seconds must be positive, got {seconds!r}")
-    if math.isinf(seconds):
-        raise ValueError(f"{op}: seconds must be finite, got {seconds!r}: it would never end")
+    try:
+        number, got = float(seconds) if isinstance(seconds, int | float) else math.nan, None
+    except OverflowError:  # repr may refuse such an integer too
+        number, got = math.copysign(math.inf, 1 if seconds > 0 else -1), "one that no float holds"
+    if not number > 0:
+        raise ValueError(f"{op}: seconds must be positive, got {got or repr(seconds)}")
+    if math.isinf(number):
+        raise ValueError(
+            f"{op}: seconds must be finite, got {got or repr(seconds)}: it would never end"
+        )
 
 
 def _loops(expression: Assign, platform: str, deterministic: bool | None) -> tuple:

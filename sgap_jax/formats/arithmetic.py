@@ -329,8 +329,10 @@ def _places(
     """The union of the entries (vectors, blocks) of A and B: one array of coordinates for each
     level, sorted and without repeats; then the position in them of each entry of A, and of B."""
     first, second = (convert.stored_levels(X, what) for X in (A, B))
-    if len(first) == 2 and all(map(construct.strictly_sorted, (first, second))):
-        return _merged(first, second, convert.level_sizes(A.shape, A.format))
+    sizes = convert.level_sizes(A.shape, A.format)
+    spared = construct.spares_offsets(A.format, sizes, len(first[0]) + len(second[0]))
+    if len(first) == 2 and not spared and all(map(construct.strictly_sorted, (first, second))):
+        return _merged(first, second, sizes)
     levels = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     key = levels[0].astype(np.int64)
     for depth, level in enumerate(levels[1:]):

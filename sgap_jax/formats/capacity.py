@@ -193,9 +193,11 @@ def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
 
     with structure.concrete():  # under jit too, as in construct.index_fields
         levels = tuple((*x[:-1], longer(x[-1])) if x else () for x in fields["index_arrays"])
-        offsets, indices, permutation = fields["transposed"]
-        rest = np.arange(stored, nse, dtype=np.int32)
-        transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
+        transposed = fields["transposed"]
+        if transposed is not None:
+            offsets, indices, permutation = transposed
+            rest = np.arange(stored, nse, dtype=np.int32)
+            transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
         made = structure.placed(structure.as_fields(levels, transposed, checked=True))
     if isinstance(values, np.ndarray):  # JAX would compile a program for each number of entries
         return fields | {"values": checks.to_device(longer(values)), **made}

@@ -134,12 +134,12 @@ def _check_concrete(A: StoredArray) -> None:
     sizes = convert.level_sizes(A.shape, A.format)
     if A.format.is_coordinate:
         used, levels = _check_coordinates(A, sizes, what)
-        if A.ndim != 2:
+        if A.ndim != 2 or A.transposed is None:
             return
         offsets, indices = construct.count_offsets(levels[0][:used], sizes[0]), levels[1]
     elif A.format.is_fiber_tree and A.format not in (CSR, CSC):
         fibers.check(A, what)
-        if A.ndim != 2:
+        if A.ndim != 2 or A.transposed is None:
             return
         offsets, indices = (np.asarray(x) for x in convert.compressed(A))
     else:

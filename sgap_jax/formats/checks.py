@@ -317,6 +317,8 @@ def check_limit(limit: Any, name: str, what: str) -> float:
         number = float(limit)
     except (TypeError, ValueError):
         number = 0.0
+    except OverflowError:  # of an integer that no float holds
+        number = math.copysign(math.inf, 1 if limit > 0 else -1)
     if not number >= 1:
         raise ValueError(f"{what}: {name}: expected a number of at least 1, got {limit!r}")
     return number

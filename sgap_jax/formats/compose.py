@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -167,14 +167,14 @@ def vstack(
     blocks: Sequence[Operand], *, format: Format | str | None = None, dtype: DTypeLike | None = None
 ) -> SparseArray:
     """Matrices of as many columns, one below the other: as `block([[b] for b in blocks])`."""
-    return _of_grid([[b] for b in blocks], format, dtype, "vstack")
+    return _of_grid([[b] for b in _several(blocks, "vstack")], format, dtype, "vstack")
 
 
 def hstack(
     blocks: Sequence[Operand], *, format: Format | str | None = None, dtype: DTypeLike | None = None
 ) -> SparseArray:
     """Matrices of as many rows, side by side: as `block([blocks])`."""
-    return _of_grid([list(blocks)], format, dtype, "hstack")
+    return _of_grid([_several(blocks, "hstack")], format, dtype, "hstack")
 
 
 def block(
@@ -198,7 +198,8 @@ def block(
     Raises ValueError for blocks that do not fit, and for a row or column of which all are None;
     NotImplementedError for vectors and blocks as the format of a traced structure.
     """
-    return _of_grid([list(row) for row in blocks], format, dtype, "block")
+    rows = [_several(row, "block") for row in _several(blocks, "block")]
+    return _of_grid(rows, format, dtype, "block")
 
 
 def block_diag(
@@ -207,7 +208,7 @@ def block_diag(
     """Matrices along the diagonal, and zeros elsewhere; of graphs, the graph of all of them.
     Arguments as of `block`. `scipy.sparse.block_diag`."""
     what = "block_diag"
-    blocks = list(blocks)
+    blocks = _several(blocks, what)
     if not blocks:
         raise ValueError(f"{what}: expected at least one block")
     entries = [_entries(x, what, f"blocks[{i}]") for i, x in enumerate(blocks)]
@@ -246,6 +247,13 @@ def _triangle(what: str, A: Any, k: Any, format: Format | str | None) -> SparseA
         rows, columns, values = rows[kept], columns[kept], values[kept]
     parts = [(rows, columns, values)]
     return _of_entries(parts, (m, n), _common(format, (A,)), None, what)
+
+
+def _several(blocks: Any, what: str) -> list[Any]:
+    if hasattr(blocks, "todense") or not isinstance(blocks, Iterable):
+        of = "rows of matrices" if what == "block" else "matrices"
+        raise TypeError(f"{what}: blocks must be a sequence of {of}, got a {type(blocks).__name__}")
+    return list(blocks)
 
 
 def _matrix_shape(shape: Any, what: str) -> tuple[int, int]:

@@ -22,6 +22,32 @@ from sgap_jax.formats.levels import CSR, Dense, Format, require_stored
 DUPLICATES = ("sum", "error")
 
 
+# Offsets of a matrix may exceed its entries by this factor, unless they are fewer than the first.
+_FREE_OFFSETS = 1 << 24
+_OFFSETS_PER_ENTRY = 64
+
+
+def out_of_proportion(shape: Sequence[int], nnz: int) -> bool:
+    """Whether offsets over the rows and columns of a matrix are far more than its entries: a few
+    entries may have a shape whose offsets alone would fill the memory."""
+    return len(shape) == 2 and sum(shape) > max(_FREE_OFFSETS, _OFFSETS_PER_ENTRY * nnz)
+
+
+def spares_offsets(format: Format, shape: Sequence[int], nnz: int) -> bool:
+    """Whether an array does without offsets over its rows and columns, which its format does not
+    need and which would be out of proportion."""
+    return not isinstance(format.levels[0], Dense) and out_of_proportion(shape, nnz)
+
+
+def check_proportion(shape: Sequence[int], nnz: int, format: Format, what: str, near: str) -> None:
+    """ValueError for offsets out of proportion that the format needs."""
+    if isinstance(format.levels[0], Dense) and out_of_proportion(shape, nnz):
+        raise ValueError(
+            f"{what}: expected a shape in proportion to {nnz} entries, got {tuple(shape)}, which "
+            f"needs {sum(shape) * 4 / 2**30:.1f} GiB of offsets in {format}; {near}"
+        )
+
+
 def expand_offsets(offsets: np.ndarray, nnz: int) -> np.ndarray:
     """[offsets[-1]]: the segment of each entry that is not padding, of a capacity of `nnz`.
 
@@ -209,8 +235,10 @@ def assemble(
 
 def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
     """The fields `index_arrays`, `transposed` and `statistics` from sorted, unique level
-    coordinates."""
-    offsets = count_offsets(levels[0], sizes[0]) if len(levels) == 2 else None
+    coordinates. There is no transpose where offsets are spared: conversions make it."""
+    offsets = None
+    if len(levels) == 2 and not spares_offsets(format, sizes, levels[0].shape[0]):
+        offsets = count_offsets(levels[0], sizes[0])
     if format.is_coordinate:
         bounds = np.array([0, levels[0].shape[0]], np.int32)
         index_arrays: tuple[Any, ...] = ((bounds, levels[0]), *((index,) for index in levels[1:]))

@@ -358,7 +358,9 @@ def _converted(A: Array, format: Format, limit: float | None) -> Array:
         entries = vectors.expand(split)
         return entries if entries.format == format else _converted(entries, format, limit)
     of_matrices = format in (CSR, CSC) or format.is_coordinate
-    if A.ndim != 2 or A.format.dense_modes or not of_matrices:
+    spared = format.is_coordinate and construct.spares_offsets(A.format, A.shape, A.nnz)
+    spared = spared and not checks.is_traced(*jax.tree.leaves(A.index_arrays))
+    if A.ndim != 2 or A.format.dense_modes or not of_matrices or spared:
         return _assembled(A, format, limit)
     if not A.is_checked and A.format.levels[:2] != CSR.levels:
         A = _in_order(A)

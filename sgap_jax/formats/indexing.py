@@ -85,8 +85,9 @@ def _joined(A: Array, down: Any, across: Any) -> Any:
         ) from None
     known = not checks.is_traced(down, across)
     down, across = ((np if known else jnp).broadcast_to(x, shape).ravel() for x in (down, across))
-    offsets = A.shape[0] != checks.INT32_MAX  # else one more than int32 addresses
-    if not A.is_checked or _is_traced(A) or not offsets:
+    # Of more rows than that the offsets are one more than int32 addresses.
+    spared = construct.spares_offsets(A.format, A.shape, A.nnz)
+    if not A.is_checked or _is_traced(A) or spared or A.shape[0] == checks.INT32_MAX:
         found = _pairs_when_run(A, jnp.asarray(down), jnp.asarray(across))
     elif known:
         found = _elements(_by_rows(A), down, across)

@@ -33,8 +33,13 @@ def from_dense(x: Any, *, format: Format | str, dtype: Any, nse: Any = None) -> 
             f"{what}: x: expected a dense array, got a {type(x).__name__}; from_scipy, from_bcoo "
             "and from_bcsr take those of others, asformat is for a SparseArray"
         )
-    x = checks.as_array(x)
+    try:
+        x = checks.as_array(x)
+    except ValueError as error:
+        raise ValueError(f"{what}: x: expected an array, got {error}") from None
     checks.check_numeric(x.dtype, what, "x")
+    if not x.ndim:
+        raise ValueError(f"{what}: x: expected one dimension or more, got shape []")
     shape = checks.check_shape(x.shape, what)
     format = require_stored(format, x.ndim, what)
     if nse is not None:

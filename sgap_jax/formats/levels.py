@@ -200,12 +200,13 @@ def CSF(ndim: int, *, order: tuple[int, ...] | None = None) -> Format:
 def BCSR(rows: int, columns: int) -> Format:
     """Block CSR: dense blocks of `rows` x `columns`, aligned to multiples of both (vectorSparse,
     figure 7). `BCSR(r, c).transposed` stores them by block columns, over the same arrays."""
-    return Format((Dense(), Compressed(), Dense(rows), Dense(columns)))
+    sides = (_positive("BCSR", *x) for x in (("rows", rows), ("columns", columns)))
+    return Format((Dense(), Compressed(), *map(Dense, sides)))
 
 
 def CVS(vector_length: int) -> Format:
     """Column-vector sparse encoding (vectorSparse, SC21): CSR of columns of V rows each."""
-    return Format((Dense(), Compressed(), Dense(vector_length)))
+    return Format((Dense(), Compressed(), Dense(_positive("CVS", "vector_length", vector_length))))
 
 
 CSR = Format((Dense(), Compressed()))

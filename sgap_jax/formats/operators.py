@@ -30,6 +30,9 @@ INSTEAD = {
     "coalesce": "A.sum_duplicates()",
     "col": "A.asformat(COO).column_indices",
     "col_indices": "A.column_indices",
+    "cpu": "jax.device_put(A, jax.devices('cpu')[0])",
+    "cuda": "jax.device_put(A, jax.devices()[0])",
+    "detach": "A.with_values(jax.lax.stop_gradient(A.values))",
     "conjugate": "A.conj()",
     "coords": "A.coordinates()",
     "crow_indices": "A.row_offsets",
@@ -42,11 +45,17 @@ INSTEAD = {
     "has_sorted_indices": "A.checked(), which fails where they are not",
     "indices": "A.column_indices, or A.row_indices of CSC",
     "indptr": "A.row_offsets, or A.column_offsets of CSC",
+    "item": "A[i, j], or A.sum(), which are arrays of JAX",
     "mT": "A.T",
+    "matmul": "A @ B",
+    "mm": "A @ B",
+    "mv": "A @ x, or A @ B",
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
     "nse": "A.nnz",
+    "numpy": "np.asarray(A.todense())",
     "prod": _DENSE,
     "ravel": "A.reshape(-1)",
+    "resize": "A[:i, :j], or SparseArray.from_coordinates with another shape",
     "round": "A.with_values(jnp.round(A.values))",
     "row": "A.asformat(COO).row_indices",
     "setdiag": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
@@ -54,13 +63,20 @@ INSTEAD = {
     "size": "A.nnz, or math.prod(A.shape)",
     "sort_indices": "A.asformat(COO).asformat(CSR), or A itself, which constructors sort",
     "std": _DENSE,
+    "squeeze": "A.reshape(-1)",
     "swapaxes": "A.T",
+    "t": "A.T",
+    "to": "jax.device_put(A, jax.devices()[0]), or A.astype(dtype)",
     "to_dense": "A.todense()",
+    "to_sparse_coo": "A.asformat(COO)",
+    "to_sparse_csr": "A.asformat(CSR)",
     "tobsr": "A.asformat(BCSR(r, c))",
     "todia": "A.to_scipy().todia()",
     "todok": "A.to_scipy().todok()",
     "tolil": "A.to_scipy().tolil()",
+    "tolist": "A.todense().tolist()",
     "var": _DENSE,
+    "view": "A.reshape(-1), or A.astype(dtype)",
 }
 # Functions of SciPy that keep zero.
 _OF_ENTRIES = ("sqrt", "sin", "tan", "arcsin", "arctan", "sinh", "tanh", "expm1", "log1p", "sign")
@@ -83,6 +99,14 @@ def no_iteration() -> TypeError:
     return TypeError(
         "SparseArray: not iterable: a row for each step would be a program for each; the nearest "
         "is an operation on all rows, A[i:i + k] for some, or A.to_scipy() to look at them"
+    )
+
+
+def no_logic() -> TypeError:
+    return TypeError(
+        "SparseArray: no operators &, |, ^ and ~: of arrays of bool A * B is A & B, and "
+        "A.maximum(B) is A | B; of masks there are masks.intersection and masks.union; the others "
+        "are those of A.todense()"
     )
 
 
@@ -218,6 +242,15 @@ class Operators(StoredArray):
         raise arithmetic.no_operator()
 
     __rpow__ = __rtruediv__ = __rfloordiv__ = __mod__ = __rmod__ = __floordiv__
+    __divmod__ = __rdivmod__ = __floordiv__
+
+    def __and__(self, other: Any) -> NoReturn:
+        raise no_logic()
+
+    def __invert__(self) -> NoReturn:
+        raise no_logic()
+
+    __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __and__
 
     def __gt__(self, x: Any) -> Self:
         """A > x for a number x that is known, with bool values in A's structure, as of SciPy's

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checks, vectors
+from sgap_jax.formats import checks, construct, vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, require_stored
 
@@ -40,6 +40,8 @@ def prune(W: ArrayLike, format: Format | str = CSR, *, sparsity: float) -> Spars
     checks.check_concrete(
         W, "W", "prune", "what is kept is a static size; nn.magnitude_mask takes a traced W"
     )
+    if hasattr(W, "todense"):
+        raise ValueError(f"prune: W: expected a dense matrix, got a {type(W).__name__}; todense()")
     W = np.asarray(W)
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")
@@ -100,6 +102,8 @@ def random(
         raise ValueError(f"random: dtype: expected a real floating dtype, got {dtype}")
     groups = _groups(sizes, format)
     count = round(_share("random", "density", density) * groups)
+    stored = count * math.prod(format.block_shape)
+    construct.check_proportion(sizes, stored, format, "random", "format=COO has none")
     chosen = rng.choice(groups, count, replace=False, shuffle=False) if count else np.zeros(0, int)
 
     def values(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -46,7 +46,12 @@ class GraphBatch:
     def spread(self, Y: Any) -> jax.Array:
         """[nodes, d]: to each node the row of Y [graphs, d] of its graph; zero to padding. Of a
         number for each graph, Y [graphs], it is [nodes]."""
-        Y = jnp.asarray(Y)
+        Y, graphs = jnp.asarray(Y), self.membership.shape[0]
+        if Y.ndim not in (1, 2) or Y.shape[0] != graphs:
+            raise ValueError(
+                f"GraphBatch.spread: Y: expected shape [{graphs}] or [{graphs}, d], a row for each "
+                f"graph, got {list(Y.shape)}"
+            )
         if Y.ndim == 1:
             return self.spread(Y[:, None])[:, 0]
         return spmm(self.membership.astype(Y.dtype), Y, transpose=True)
@@ -87,6 +92,8 @@ def batch(
         room.
     """
     what = "batch"
+    if isinstance(graphs, SparseArray):
+        raise TypeError(f"{what}: graphs must be a sequence of SparseArrays, got one")
     offsets, columns, values, firsts = [np.zeros(1, np.int32)], [], [], [0]
     positions, entries, before, once = [np.zeros(0, np.int32)], 0, 0, True
     for graph in graphs:
@@ -124,6 +131,10 @@ def pad_rows(arrays: Sequence[Any], size: int | None = None) -> np.ndarray:
     host; ValueError if there are more rows."""
     if not len(arrays):
         raise ValueError("pad_rows: arrays: expected at least one, got none")
-    joined = np.concatenate([np.asarray(x) for x in arrays])
+    rows = [np.asarray(x) for x in arrays]
+    if any(x.shape[1:] != rows[0].shape[1:] or not x.ndim for x in rows):
+        shapes = ", ".join(str(list(x.shape)) for x in rows[:8])
+        raise ValueError(f"pad_rows: arrays: expected rows of one shape, got {shapes}")
+    joined = np.concatenate(rows)
     size = check_capacity(size, joined.shape[0], "size", "pad_rows")
     return np.pad(joined, [(0, size - joined.shape[0]), *[(0, 0)] * (joined.ndim - 1)])

@@ -82,7 +82,10 @@ def from_edges(
     checks.check_concrete(edge_index, "edge_index", what, "make the graph outside jit")
     edges = checks.check_indices(edge_index, "edge_index", 2, what)
     if edges.shape[0] != 2:
-        raise ValueError(f"{what}: edge_index: expected shape [2, E], got {list(edges.shape)}")
+        hint = "; of pairs [E, 2] it is np.transpose(edges)" * (edges.shape[1] == 2)
+        raise ValueError(
+            f"{what}: edge_index: expected shape [2, E], got {list(edges.shape)}{hint}"
+        )
     sources, targets = edges
     shape = _shape_of(sources, targets, num_nodes, what)
     given = np.ones(sources.shape, np.float32) if values is None else values
@@ -104,7 +107,7 @@ def _shape_of(sources: Any, targets: Any, num_nodes: Any, what: str) -> tuple[in
         least = max(least, 0)  # check_range names a negative one
         checks.check_shape((least, least), what)
         return (least, least)
-    sizes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+    sizes = tuple(num_nodes) if np.ndim(num_nodes) == 1 else (num_nodes, num_nodes)
     if len(sizes) != 2:
         raise ValueError(f"{what}: num_nodes: expected n or (sources, targets), got {num_nodes!r}")
     m, k = (checks.check_count(size, "num_nodes", what) for size in (sizes[1], sizes[0]))

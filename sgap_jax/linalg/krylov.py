@@ -18,8 +18,10 @@ from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.linalg.operands import (
     Operator,
+    applied,
     check_operator,
     check_right_side,
+    check_start,
     power_of_two,
     product,
 )
@@ -44,7 +46,8 @@ def cg(
     Args:
       A: sparse [n, n] of any format, or a function of a vector.
       b: dense [n], or [n, k]: the columns are solved at once, each to its tolerance.
-      x0: where to begin, as b; zeros by default.
+      x0: where to begin, as b; zeros by default, and where x0 is so large that the rounding of A x0
+        exceeds the tolerance.
       tol, atol: at least 0; may be traced, and negative ones are then 0.
       maxiter: static; 10 n by default.
       M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)`, `ichol(A)` and
@@ -124,11 +127,11 @@ def _solved(
     for name in ("maxiter", "restart"):
         if options.get(name) is not None:
             options[name] = checks.check_count(options[name], name, op, 1)
+    method = options.get("solve_method", "batched")
+    if method not in ("batched", "incremental"):
+        raise ValueError(f"{op}: solve_method: expected 'batched' or 'incremental', got {method!r}")
     if x0 is not None:
-        x0 = jnp.asarray(x0)
-        if x0.shape != b.shape:
-            raise ValueError(f"{op}: x0: expected shape {list(b.shape)}, got {list(x0.shape)}")
-        x0 = x0.astype(b.dtype)
+        x0 = check_start(op, x0, "x0", b.shape, b.dtype)
     if not b.size:
         return jnp.zeros_like(b), jnp.int32(0)
     dtype = b.dtype
@@ -143,16 +146,20 @@ def _solved(
 
 def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
     solver = getattr(linalg, op)
-    precondition = None if M is None else partial(product, M)
+    precondition = None if M is None else partial(applied, op, "M", M)
 
     def solve(x0: Any, matvec: Any, b: jax.Array) -> jax.Array:
         # JAX's solvers square norms, which of small and large vectors leave the range of the dtype.
         # What is linear in b is scaled with it: x0, whose residual they square, and atol.
-        like = b
+        scale = power_of_two(b)
         if x0 is not None:
-            image = matvec(x0)  # of x0 near the end of the range it may overflow
+            size = power_of_two(x0)
+            part = matvec(x0 / size)
+            image = part * size  # of x0 near the end of the range it may overflow
+            far = _too_far(part, b / scale, size.real / scale.real, scale.real, options)
             like = jnp.concatenate([b, jnp.where(jnp.isfinite(image).all(), image, x0)])
-        scale = power_of_two(like)
+            scale = jnp.where(far, scale, power_of_two(like))
+            x0 = jnp.where(far, 0, x0)
         own = options | {"atol": options["atol"] / scale.real}
         x0 = None if x0 is None else x0 / scale
         x = scale * solver(matvec, b / scale, x0, M=precondition, **own)[0]
@@ -163,7 +170,7 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
         own, of_cotangent = partial(solve, x0), partial(solve, None)  # which x0 is not near to
         symmetric = op == "cg" and not jnp.iscomplexobj(b)
         return jax.lax.custom_linear_solve(
-            partial(product, A), b, own, of_cotangent, symmetric=symmetric
+            partial(applied, op, "A", A), b, own, of_cotangent, symmetric=symmetric
         )
 
     each = of_vector
@@ -173,6 +180,17 @@ def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[ja
     unknown, info = _found(A, b, x, options)
     # A factor, so that cotangents are NaN too: their own solves know nothing of this one.
     return x * jnp.where(unknown if b.ndim == 1 else unknown[None], jnp.nan, 1.0), info
+
+
+def _too_far(
+    image: jax.Array, b: jax.Array, size: jax.Array, scale: jax.Array, options: dict[str, Any]
+) -> jax.Array:
+    """Whether the rounding of A x0 = size image alone is more than the residual that is allowed:
+    then nothing that begins at x0 gets there, and zeros are nearer. Of b and size by `scale`."""
+    eps = float(jnp.finfo(b.dtype).eps)
+    enough = jnp.maximum(options["tol"], eps) * jnp.linalg.norm(b)
+    enough = jnp.maximum(enough, options["atol"] / scale)
+    return eps / 2 * jnp.max(jnp.abs(image)) > enough / size  # squares may be out of range
 
 
 def _found(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.primitives._define import check_sparse
 
@@ -40,17 +41,50 @@ def product(A: Operator, x: jax.Array) -> jax.Array:
     return A(x)
 
 
+def applied(op: str, name: str, A: Operator, x: jax.Array) -> jax.Array:
+    """`product`; ValueError where a function gives anything but a vector as x."""
+    y = product(A, x)
+    if getattr(y, "shape", None) != x.shape:
+        raise ValueError(
+            f"{op}: {name}: expected a function of a vector {list(x.shape)} that gives one of that "
+            f"shape, got {jax.tree.map(lambda y: list(jnp.shape(y)), y)}"
+        )
+    return y
+
+
 def floating(op: str, *arrays: Any) -> Any:
     """The promoted dtype of all, and for integers that of floats."""
     dtype = jnp.result_type(*(x.dtype for x in arrays))
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
+def check_dense(op: str, x: Any, name: str) -> jax.Array:
+    """x as an array of numbers."""
+    if x is None or isinstance(x, str | Mapping) or hasattr(x, "todense"):
+        raise TypeError(f"{op}: {name} must be a dense array, got {type(x).__name__}")
+    try:
+        x = checks.as_array(x)
+    except ValueError as error:
+        raise ValueError(f"{op}: {name}: expected an array, got {error}") from None
+    checks.check_numeric(x.dtype, op, name)
+    return jnp.asarray(x)
+
+
+def check_start(op: str, x: Any, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Where to begin, an array of this shape, in the dtype of the result."""
+    x = check_dense(op, x, name)
+    if x.shape != shape:
+        raise ValueError(f"{op}: {name}: expected shape {list(shape)}, got {list(x.shape)}")
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(
+            f"{op}: {name}: expected real numbers for a result of {dtype}, got complex"
+        )
+    return x.astype(dtype)
+
+
 def check_right_side(op: str, A: Operator, b: Any, name: str = "b") -> jax.Array:
     """b [n] or [n, k], in the dtype of the result."""
-    if b is None or isinstance(b, str | Mapping) or hasattr(b, "todense"):
-        raise TypeError(f"{op}: {name} must be a dense array, got {type(b).__name__}")
-    b = jnp.asarray(b)
+    b = check_dense(op, b, name)
     rows = A.shape[0] if isinstance(A, SparseArray) else None
     if b.ndim not in (1, 2) or rows not in (None, b.shape[0]):
         size = "n" if rows is None else rows

@@ -6,6 +6,7 @@ A solution does not depend on its preconditioner, so nothing is differentiated i
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -46,11 +47,31 @@ def chebyshev(A: SparseArray, *, degree: int = 3, bounds: tuple[Any, Any] | None
     A = _fixed(check_square(op, A))
     degree = checks.check_count(degree, "degree", op, 1)
     inverse = _inverse_diagonal(A)
-    if bounds is None:
-        greatest = jnp.abs(power_iteration(A * inverse[:, None], maxiter=20)[0])
-        bounds = 1.1 * greatest / 30, 1.1 * greatest
-    low, high = (jnp.asarray(x).astype(inverse.dtype) for x in bounds)
+    if bounds is not None:
+        low, high = _interval(op, bounds)
+    elif A.shape[0]:
+        high = 1.1 * jnp.abs(power_iteration(A * inverse[:, None], maxiter=20)[0])
+        high = jnp.where(high == 0, 1, high)  # of a matrix of zeros any interval will do
+        low = high / 30
+    else:
+        low, high = 1, 1
+    low, high = (jnp.asarray(x).astype(inverse.dtype) for x in (low, high))
     return Partial(Partial(_chebyshev, degree), A, inverse, low, high)
+
+
+def _interval(op: str, bounds: Any) -> tuple[Any, Any]:
+    """(a, b) with 0 <= a <= b and 0 < b, as far as they are known."""
+    try:
+        low, high = bounds
+    except (TypeError, ValueError):
+        raise ValueError(f"{op}: bounds: expected (a, b) or None, got {bounds!r}") from None
+    low, high = (checks.check_share(x, "bounds", op, math.inf) for x in (low, high))
+    known = not checks.is_traced(low, high)
+    if known and not (low <= high and 0 < high < math.inf):
+        raise ValueError(
+            f"{op}: bounds: expected 0 <= a <= b with a finite b > 0, got {low} and {high}"
+        )
+    return low, high
 
 
 def _inverse_diagonal(A: SparseArray) -> jax.Array:

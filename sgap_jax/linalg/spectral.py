@@ -17,6 +17,7 @@ from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.linalg.operands import (
     check_right_side,
     check_square,
+    check_start,
     floating,
     power_of_two,
     product,
@@ -63,7 +64,7 @@ def norm(
             )
         if ord is None or ord == "fro":
             return _root((A**2).sum()).astype(real)
-        if not isinstance(ord, str) and abs(ord) in (1, math.inf):
+        if isinstance(ord, int | float) and abs(ord) in (1, math.inf):
             sums = A.sum(axis=0 if abs(ord) == 1 else 1)
             if not sums.size:
                 return jnp.zeros((), real)
@@ -74,7 +75,8 @@ def norm(
         if ord == 1:
             return A.sum(axis).astype(real)
         if ord == math.inf:
-            return A.max(axis).astype(real)
+            empty = A.shape[axis] == 0  # of which there is no greatest
+            return (A.sum if empty else A.max)(axis).astype(real)
     else:
         raise ValueError(f"{op}: axis: expected None, 0 or 1, got {axis!r}")
     raise ValueError(
@@ -119,27 +121,36 @@ def power_iteration(
     maxiter = checks.check_count(maxiter, "maxiter", op, 1)
     symmetric = checks.check_flag(symmetric, "symmetric", op)
     tol = checks.check_share(tol, "tol", op, math.inf)
+    if A.shape[0] == 0:
+        raise ValueError(f"{op}: A: expected at least one row, got shape {A.shape}")
     if v0 is None:
         v0 = np.random.default_rng(0).standard_normal(A.shape[0])
-    v0 = jnp.asarray(v0)
-    if v0.shape != A.shape[:1]:
-        raise ValueError(f"{op}: v0: expected shape {list(A.shape[:1])}, got {list(v0.shape)}")
-    if v0.size and not checks.is_traced(v0) and not np.any(np.asarray(v0)):
+    v0 = check_start(op, v0, "v0", A.shape[:1], dtype)
+    if not checks.is_traced(v0) and not np.any(np.asarray(v0)):
         raise ValueError(f"{op}: v0: expected a vector that is not zero")
-    return _dominant(A.astype(dtype), v0.astype(dtype), tol, maxiter, symmetric)
+    return _dominant(A.astype(dtype), v0, tol, maxiter, symmetric)
 
 
 @partial(jax.jit, static_argnames=("maxiter", "symmetric"))
 def _dominant(
     A: SparseArray, v0: jax.Array, tol: Any, maxiter: int, symmetric: bool
 ) -> tuple[jax.Array, jax.Array]:
-    fixed = A.with_values(jax.lax.stop_gradient(A.values))
-    right = _iterated(fixed, jax.lax.stop_gradient(v0), tol, maxiter)
+    fixed = _in_range(A)
+    v0 = jax.lax.stop_gradient(v0)
+    right = _iterated(fixed, v0 / power_of_two(v0), tol, maxiter)
     left = right
     if not symmetric:
         adjoint = fixed.with_values(jnp.conj(fixed.values)).T
         left = _iterated(adjoint, right, tol, maxiter)
+        # Of a defective eigenvalue, such as that of a nilpotent matrix, they are orthogonal.
+        left = jnp.where(jnp.vdot(left, right) == 0, right, left)
     return jnp.vdot(left, A @ right) / jnp.vdot(left, right), right
+
+
+def _in_range(A: SparseArray) -> SparseArray:
+    """A times a power of two, so that squares of what it gives are in range; no derivative."""
+    values = jax.lax.stop_gradient(A.values)
+    return A.with_values(values / power_of_two(values.reshape(-1)) if values.size else values)
 
 
 def _iterated(A: SparseArray, start: jax.Array, tol: Any, maxiter: int) -> jax.Array:
@@ -194,6 +205,8 @@ def lobpcg(
         )
     if not jnp.issubdtype(X.dtype, jnp.floating):
         raise ValueError(f"{op}: A: expected a real matrix, got {A.dtype}, and X of {X.dtype}")
+    if not checks.is_traced(X) and not np.asarray(X).any(0).all():
+        raise ValueError(f"{op}: X: expected linearly independent columns, got one of zeros")
     largest = checks.check_flag(largest, "largest", op)
     maxiter = checks.check_count(maxiter, "maxiter", op, 1)
     tol = None if tol is None else checks.check_share(tol, "tol", op, math.inf)
@@ -206,10 +219,7 @@ def lobpcg(
 def _lobpcg(
     A: SparseArray, X: jax.Array, tol: Any, largest: bool, maxiter: int
 ) -> tuple[jax.Array, jax.Array]:
-    fixed = A.with_values(jax.lax.stop_gradient(A.values))
-    # Squares of what JAX's function is given have to be in range.
-    if fixed.values.size:
-        fixed = fixed.with_values(fixed.values / power_of_two(fixed.values.reshape(-1)))
+    fixed = _in_range(A)
     X = X / power_of_two(X)[None]
     bound = norm(fixed, 1)
 
@@ -290,25 +300,24 @@ def expm_multiply(
         with jax.ensure_compile_time_eval():  # A may be a constant of a program
             norm_bound = float(norm(A.astype(wide), 1))
     checks.check_concrete(norm_bound, "norm_bound", op, "the number of steps is static")
-    bound = float(norm_bound)  # type: ignore[arg-type]
-    if not 0 <= bound < math.inf:
-        raise ValueError(f"{op}: norm_bound: expected a finite number from 0 on, got {norm_bound}")
+    bound = float(checks.check_share(norm_bound, "norm_bound", op, math.inf))
+    if bound == math.inf:
+        raise ValueError(f"{op}: norm_bound: expected a finite number, got inf")
     A, B = A.astype(wide), B.astype(wide)
     if given is not None:
         fixed = A.with_values(jax.lax.stop_gradient(A.values))
         # A factor, as the derivative of a choice between B and NaN would be zero.
         B = B * jnp.where(norm(fixed, 1) <= 1.01 * bound, 1, jnp.nan).astype(B.real.dtype)
     if start is None and stop is None:
-        return _exponential(A, B, 1.0, *_steps_and_terms(bound)).astype(dtype)
+        return _exponential(A, B, 1.0, *_steps_and_terms(op, bound)).astype(dtype)
     checks.check_concrete((start, stop), "start and stop", op, "the number of steps is static")
-    if start is None or stop is None or not math.isfinite(start) or not math.isfinite(stop):
-        raise ValueError(f"{op}: expected both start and stop, finite, got {start} and {stop}")
+    begin, end = _finite(op, start, stop)
     num = checks.check_count(num, "num", op)
     endpoint = checks.check_flag(endpoint, "endpoint", op)
-    _, step = np.linspace(start, stop, max(num, 2), endpoint=endpoint, retstep=True)
-    start, apart = float(start), float(step)  # of no dtype
-    first = _exponential(A, B, start, *_steps_and_terms(abs(start) * bound))
-    steps, terms = _steps_and_terms(abs(apart) * bound)
+    _, step = np.linspace(begin, end, max(num, 2), endpoint=endpoint, retstep=True)
+    apart = float(step)  # of no dtype
+    first = _exponential(A, B, begin, *_steps_and_terms(op, abs(begin) * bound))
+    steps, terms = _steps_and_terms(op, abs(apart) * bound)
 
     def later(X: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
         return _exponential(A, X, apart, steps, terms), X.astype(dtype)
@@ -316,8 +325,24 @@ def expm_multiply(
     return jax.lax.scan(later, first, None, length=num)[1]
 
 
-def _steps_and_terms(bound: float) -> tuple[int, int]:
+def _finite(op: str, *times: Any) -> list[float]:
+    try:
+        found = [math.nan if isinstance(x, str) else float(x) for x in times]
+    except (TypeError, ValueError, OverflowError):
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        got = " and ".join(map(repr, times))
+        raise ValueError(f"{op}: expected both start and stop, finite, got {got}")
+    return found
+
+
+def _steps_and_terms(op: str, bound: float) -> tuple[int, int]:
     """The numbers of steps and of terms that take the fewest products, for a norm."""
+    if bound > checks.INT32_MAX:
+        raise NotImplementedError(
+            f"{op}: a norm of {bound:.3g} for each time takes as many steps; the nearest is one up "
+            "to 2^31"
+        )
     choices = [(m * max(math.ceil(bound / most), 1), m) for m, most in _LARGEST_NORM.items()]
     products, terms = min(choices)
     return products // terms, terms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -150,6 +151,7 @@ def ichol(A: SparseArray, *, shift: float = 0.0) -> Partial:
     the shift.
     """
     A = check_square("ichol", A).sum_duplicates()
+    shift = checks.check_share(shift, "shift", "ichol", math.inf)
     A = A.astype(floating("ichol", A)).asformat(CSR)
     row, column = A.coordinates()
     scale = jnp.where(row == column, 1 + jnp.asarray(shift), jnp.ones(()))

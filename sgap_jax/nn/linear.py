@@ -34,7 +34,7 @@ from sgap_jax.nn.structure import (
 )
 from sgap_jax.primitives._define import check_schedule, check_sparse
 from sgap_jax.primitives.spmm import spmm
-from sgap_jax.primitives.zero_product import zero_product
+from sgap_jax.primitives.zero_product import of_rows, zero_product
 from sgap_jax.schedules import Schedule
 
 ZEROS = nnx.initializers.zeros_init()
@@ -475,15 +475,10 @@ def resharded(y: jax.Array, out_sharding: Any) -> jax.Array:
 def linear(
     op: str, x: jax.Array, W: SparseArray, bias: jax.Array | None, schedule: Schedule | str | None
 ) -> jax.Array:
-    """x W^T + b over the last axis of x, in one product for all leading axes, unless explicit mesh
-    axes split an inner one of them."""
+    """x W^T + b over the last axis of x."""
     if x.ndim < 1 or x.shape[-1] != W.shape[1]:
         raise ValueError(f"{op}: inputs must have shape [..., {W.shape[1]}], got {list(x.shape)}")
-    if x.ndim > 2 and any(jax.typeof(x).sharding.spec[1:-1]):  # split axes do not become one
-        y = jax.vmap(lambda part: linear(op, part, W, None, schedule))(x)
-        return with_bias(y, bias)
-    columns = x.reshape(math.prod(x.shape[:-1]), W.shape[1]).T
-    y = spmm(W, columns, schedule=schedule).T.reshape(*x.shape[:-1], W.shape[0])
+    y = of_rows(lambda rows: spmm(W, rows.T, schedule=schedule).T, x)
     return with_bias(y, bias)
 
 

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
-from scipy.sparse import issparse
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
@@ -400,12 +399,16 @@ def check_sparse(op: str, name: str, A: Any) -> None:
         elif isinstance(A, np.ndarray | jax.Array):
             in_parts = "; SparseArray.from_dense makes one, with nse= inside jit"
         elif hasattr(A, "todense"):  # SciPy's arrays, and JAX's BCOO and BCSR
-            made = {"BCOO": "from_bcoo", "BCSR": "from_bcsr"}.get(found, "from_scipy")
-            in_parts = f"; SparseArray.{made} makes one"
+            in_parts = f"; SparseArray.{_maker(found)} makes one"
         raise TypeError(f"{op}: {name} must be a SparseArray, got {found}{in_parts}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")
     require_unbatched(A, f"{op}: {name}")
+
+
+def _maker(kind: str) -> str:
+    """The constructor that takes another library's sparse array of this type."""
+    return {"BCOO": "from_bcoo", "BCSR": "from_bcsr"}.get(kind, "from_scipy")
 
 
 def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
@@ -415,7 +418,8 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
         kind = type(x).__name__
         nearest = f"{name}.todense() is"
         if op in ("spmm", "spmv"):
-            made = f"SparseArray.from_scipy({name})" if issparse(x) else name
+            own = isinstance(x, SparseArray)
+            made = name if own else f"SparseArray.{_maker(kind)}({name})"
             nearest += f"; A @ {made} is the product of two sparse matrices"
         raise TypeError(f"{op}: {name} must be dense, got a {kind}; {nearest}")
     x = as_numbers(op, name, x)
@@ -433,6 +437,8 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
 def as_numbers(op: str, name: str, x: Any) -> jax.Array:
     if x is None or isinstance(x, str):
         raise TypeError(f"{op}: {name} must be an array or a number, got {x!r}")
+    if type(x) is np.ndarray and x.dtype.kind in "OSUMm":
+        raise TypeError(f"{op}: {name} must be an array of numbers, got {x.dtype}")
     if type(x) is np.ndarray and x.dtype == jax.dtypes.canonicalize_dtype(x.dtype):
         # JAX 0.10.2 compiles a program for each shape of an array whose dtype it is not told.
         return jnp.asarray(x, x.dtype)

@@ -80,7 +80,10 @@ def check_heads(
         )
     for pattern in patterns:
         if pattern.shape != (L, S):
-            raise ValueError(f"{op}: pattern must have shape [{L}, {S}], got {list(pattern.shape)}")
+            swapped = pattern.shape == (H, Hk)
+            hint = "; q, k and v are [B, L, H, D]: jnp.swapaxes(q, -2, -3) of heads first" * swapped
+            got = list(pattern.shape)
+            raise ValueError(f"{op}: pattern must have shape [{L}, {S}], got {got}{hint}")
     dtype = jnp.result_type(q, k, v)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{op}: q, k and v must be floating point numbers, got {dtype}")

@@ -6,10 +6,13 @@ A primitive, and not `jax.custom_vjp`, so that a loss may take forward derivativ
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType
 
 from sgap_jax.primitives._define import bind, define, is_linear_operand, joint_batch, out_aval
@@ -18,11 +21,22 @@ from sgap_jax.primitives._define import bind, define, is_linear_operand, joint_b
 def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Zeros, as of x weight^T with a weight of zeros: [..., M] of x [..., K] and weight [M, K], in
     the dtype of x. The gradient in the weight is dy^T x, in its dtype."""
-    if x.ndim > 2 and any(jax.typeof(x).sharding.spec[1:-1]):  # split axes do not become one
-        return jax.vmap(zero_product, (0, None))(x, weight)
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    product = _bind(rows[None], weight[None])[0]
-    return product.reshape(*x.shape[:-1], weight.shape[0])
+    return of_rows(lambda rows: _bind(rows[None], weight[None])[0], x)
+
+
+def of_rows(product: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """[..., M]: the product [n, M] of the rows [n, K] that x [..., K] has, in one call for all
+    leading axes. Where explicit mesh axes split several, which do not become one, it is mapped over
+    all of these but the last."""
+    axes = range(x.ndim - 1)
+    split = [axis for axis in axes if jax.typeof(x).sharding.spec[axis]]
+    if split not in ([], [0]):
+        order = [*split, *(axis for axis in axes if axis not in split), x.ndim - 1]
+        part = partial(of_rows, product)
+        y = (jax.vmap(part) if len(split) > 1 else part)(x.transpose(order))
+        return y.transpose(np.argsort(order))
+    y = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 # Operands of the primitive: x [B|1, n, K], weight [B|1, M, K]. Result: [B, n, M].

@@ -191,6 +191,11 @@ def choose_same_bits(problem: Problem) -> Schedule:
 
 def _choose(problem: Problem, same_bits: bool = False) -> tuple[Schedule, str]:
     """The schedule, and the rule that gives it."""
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"choose_schedule: problem must be a Problem, got a {type(problem).__name__}; "
+            "explain(spmm, A, B) says what is chosen for a call"
+        )
     if problem.platform == "cpu":
         return _on_cpu(problem)
     if problem.platform == "cuda":

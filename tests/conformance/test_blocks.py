@@ -239,6 +239,11 @@ def test_a_limit_on_fill_in_is_on_what_fill_in_says(format):
     [
         (lambda A: A.asformat(BCSR(4, 4), max_fill_in=0.5), ValueError, "max_fill_in.*at least 1"),
         (lambda A: A.asformat(BCSR(4, 4), max_fill_in="x"), ValueError, "max_fill_in.*'x'"),
+        (
+            lambda A: A.asformat(BCSR(4, 4), max_fill_in=-(10**400)),
+            ValueError,
+            "max_fill_in.*-1000",
+        ),
         (lambda A: A.asformat(CSR, max_fill_in=float("nan")), ValueError, "max_fill_in.*nan"),
         (lambda A: jax.jit(lambda a: a.asformat(BCSR(2, 2)))(A), ValueError, "traced structure"),
         (lambda A: A.asformat(BCSR(2, 2000)), ValueError, "up to 1024 rows and columns"),

@@ -94,6 +94,21 @@ def test_seconds_have_an_end(monkeypatch):
     monkeypatch.setattr(calibration, "constants", lambda *_: {})
     with pytest.raises(ValueError, match="calibrate: seconds must be finite, got inf"):
         calibrate(math.inf)
+    for seconds in (10**400, 10**5000):  # repr refuses the second
+        with pytest.raises(ValueError, match="seconds must be finite, got one that no float holds"):
+            calibrate(seconds)
+
+
+def test_an_interrupted_command_says_so_and_keeps_nothing(cache, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "constants", interrupted)
+    monkeypatch.setattr(sys, "argv", ["sgap_jax", "calibrate"])
+    assert main() == 130 and "interrupted" in capsys.readouterr().err
+    monkeypatch.setattr(calibration, "constants", lambda *_: {})
+    monkeypatch.setattr("os.replace", interrupted)
+    assert main() == 130 and not [x for x in cache.rglob("*") if x.is_file()]
 
 
 @pytest.mark.parametrize("most", [-1, 1.5, True, None])

@@ -116,6 +116,11 @@ def test_paths(tmp_path):
     upper = tmp_path / "A.MTX"
     write(str(upper), GOOD)
     assert same(read(str(upper)), GOOD)
+    write(os.fsencode(upper), GOOD)
+    assert same(read(os.fsencode(upper)), GOOD)
+    for op in (read, lambda p: write(p, GOOD)):
+        with pytest.raises(TypeError, match=r"path must be a str, bytes or os.PathLike, got int"):
+            op(3)
 
 
 def test_write_refuses_what_a_format_cannot_hold_and_leaves_the_old_file(tmp_path):

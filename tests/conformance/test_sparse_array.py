@@ -12,6 +12,7 @@ import scipy.sparse
 from battery import BATTERY, array
 from format_invariants import PADDED, SMALL, formats, invariants
 from jax import export
+from jax.sharding import PartitionSpec as P
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray
 
@@ -235,3 +236,18 @@ def test_x64_off_narrows_as_jnp_does():
         assert SparseArray.from_dense(np.eye(2, dtype=np.complex128)).dtype == jnp.complex64
         assert SparseArray.from_dense(np.eye(2, dtype=np.int64)).dtype == jnp.int32
         invariants(A, np.eye(2))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3)])
+def test_dense_arrays_vary_over_devices_as_values_do(shape):
+    """In shard_map, where the branches of a choice must agree: also where there is no element."""
+    A = SparseArray.from_dense(np.ones(shape))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def dense(values):
+        own = A.with_values(values)
+        return jax.lax.cond(True, own.todense, lambda: jnp.zeros(shape) + values.sum())
+
+    split = jax.shard_map(dense, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    found = jax.jit(split)(jnp.arange(2.0 * A.nnz))
+    np.testing.assert_array_equal(found, np.arange(2.0 * A.nnz).reshape(2 * shape[0], shape[1]))

@@ -395,6 +395,10 @@ def test_errors():
         jax.jit(lambda B: tune(spmm, A, B).schedule and B)(B)
     with pytest.raises(TypeError, match="concrete arrays"):
         jax.jit(lambda x: tune(spmm, A, B).schedule and x)(1.0)
+    with pytest.raises(TypeError, match="tune: run must be a function, .* got a ArrayImpl"):
+        tune(dense(1))
+    with pytest.raises(TypeError, match="choose_schedule: problem must be a Problem, got a int"):
+        choose_schedule(3)
     with pytest.raises(TypeError, match="functools.partial"):
         tune(einsum, "ij,jk->ik", A, B)
     with pytest.raises(NotImplementedError, match="name the candidates"):

@@ -133,6 +133,18 @@ def batch(A):
         (lambda: 1 / A, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: A // 2, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: DENSE % A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: divmod(A, 2), TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: (A > 0) & (A > 1), TypeError, ["A * B is A & B", "masks.intersection"]),
+        (lambda: DENSE | A, TypeError, ["A.maximum(B) is A | B", "masks.union"]),
+        (lambda: ~(A > 0), TypeError, ["&, |, ^ and ~", "A.todense()"]),
+        (lambda: A @ A.T.to_bcoo(), TypeError, ["got a BCOO", "SparseArray.from_bcoo(B)"]),
+        (lambda: A @ A.T.to_scipy(), TypeError, ["SparseArray.from_scipy(B)"]),
+        (lambda: A @ np.array(["a"] * 4), TypeError, ["spmv: x", "numbers, got <U1"]),
+        (lambda: A @ np.ones(4, object), TypeError, ["spmv: x", "numbers, got object"]),
+        (lambda: sgap_jax.vstack(A), TypeError, ["vstack: blocks", "sequence", "SparseArray"]),
+        (lambda: sgap_jax.block([A]), TypeError, ["block: blocks", "sequence of rows of"]),
+        (lambda: sgap_jax.block_diag(3), TypeError, ["block_diag: blocks", "int"]),
+        (lambda: sgap_jax.prune(A, sparsity=0.5), ValueError, ["prune: W", "a SparseArray"]),
         (lambda: bool(A), ValueError, ["neither true nor false", "A.nnz > 0"]),
         (lambda: A.todok(), AttributeError, ["A.to_scipy().todok()"]),
         (lambda: SparseArray(DENSE), TypeError, ["got ndarray", "from_dense, from_scipy"]),
@@ -158,6 +170,14 @@ def test_message(call, error, words):
         assert word in str(caught.value)
 
 
+def test_products_and_maxima_of_bool_are_its_logic():
+    a, b = A > 0, OTHER > 0
+    for found, want in ((a * b, (DENSE > 0) & np.eye(5, 4, dtype=bool)), (a.maximum(b), None)):
+        want = (DENSE > 0) | np.eye(5, 4, dtype=bool) if want is None else want
+        assert found.dtype == bool
+        np.testing.assert_array_equal(found.todense(), want)
+
+
 def test_objects_are_equal_by_identity():
     assert A == A and A != OTHER and A is not None and A != "A" and A in (None, A)
     assert {A: 1}[A] == 1
@@ -172,7 +192,8 @@ def test_what_is_said_to_be_there_is_there(name):
         getattr(A, name)
     expression = re.split(", or |, which ", INSTEAD[name])[0]
     B = A if name == "multiply" else A.T.todense()
-    names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "p": 0, "s": 0.0, "x": 1.0}
+    x = np.ones(4) if name == "mv" else 1.0
+    names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "p": 0, "s": 0.0, "x": x}
     assert eval(expression, globals() | names) is not None
 
 

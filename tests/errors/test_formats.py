@@ -1,6 +1,9 @@
 """Wrong input to a constructor or conversion: a ValueError that names the argument, what was
 expected and what came; and structure that turns out wrong only when the compiled program runs."""
 
+import pickle
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,21 @@ import scipy.sparse
 from battery import BATTERY, array
 from jax.experimental import sparse as jsparse
 
-from sgap_jax import COO, CSC, CSF, CSR, Compressed, Dense, Format, SparseArray, row_sum, spmm
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    Compressed,
+    Dense,
+    Format,
+    SparseArray,
+    random,
+    row_sum,
+    spmm,
+)
 
 VALUES = np.arange(1.0, 5)
 OFFSETS = np.array([0, 2, 2, 4])
@@ -161,6 +178,9 @@ BATCHED = jax.tree.map(lambda x: jnp.stack([x, x]), build())
         (lambda: Format((Dense(2), Compressed())), ["levels", "trailing", "Dense(2)"]),
         (lambda: Format((Dense, Compressed), (0, 2)), ["order", "(0, 1)", "(0, 2)"]),
         (lambda: Dense(0), ["Dense", "size", "positive", "0"]),
+        (lambda: CVS(0), ["CVS: vector_length", "positive", "got 0"]),
+        (lambda: BCSR(2, 0.5), ["BCSR: columns", "positive integer", "0.5"]),
+        (lambda: SparseArray.from_dense([[1], [2, 3]]), ["from_dense: x: expected an array, got"]),
         (lambda: CSF(-1), ["CSF", "positive"]),
     ],
 )
@@ -203,6 +223,30 @@ def test_sizes_beyond_int32_are_not_implemented():
     # The largest size itself is fine where no array of that length is needed.
     A = SparseArray.from_coordinates([[2**31 - 2, 0, 1]], [1.0], (2**31 - 1, 1, 2), format=COO)
     assert int(A.checked().coordinates()[0][0]) == 2**31 - 2
+
+
+@pytest.mark.parametrize("format", [COO, CSF(2)], ids=str)
+def test_a_few_entries_of_any_shape_take_no_memory_for_it(format):
+    """Offsets over rows or columns would be gigabytes."""
+    shape, places, values = (2**31 - 2,) * 2, np.array([[5, 2**31 - 3], [2**31 - 3, 7]]), [2.0, 3.0]
+    tracemalloc.start()
+    A = SparseArray.from_coordinates(places, values, shape, format=format)
+    B = SparseArray.from_coordinates(places[:, ::-1] - 1, values, shape, format=format)
+    assert A.is_checked and A.checked() is A
+    assert (A + B).nnz == 4 and (A * B).nnz == 0 and (A.T * B).nnz == 0 and A.T.T.nnz == 2
+    np.testing.assert_array_equal(A[places[:, 0], places[:, 1]], values)
+    assert A[5, 2**31 - 3] == 2 and A[5, 6] == 0 and A[4:6].nnz == 1 and A.sum() == 5
+    assert abs(A.asformat(COO)).max() == 3 and pickle.loads(pickle.dumps(A)).nnz == 2
+    if format == COO:
+        B = random((10**9, 10**9), density=1e-15, format=COO)
+        assert B.nnz == 1000
+        assert SparseArray.from_coordinates(places, values, shape, format=COO, nse=3).nnz == 3
+        assert SparseArray.from_scipy(A.to_scipy(), format=COO).nnz == 2
+        with pytest.raises(ValueError, match=r"random: .*1000 entries.*GiB of offsets in CSR.*COO"):
+            random((10**9, 10**9), density=1e-15)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
 
 
 def test_tensors_have_no_matrix_views():

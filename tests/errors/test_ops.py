@@ -93,6 +93,17 @@ def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
         (lambda: row_sum(B), TypeError, ["row_sum", "SparseArray"]),
         (lambda: row_max(A, schedule=3), TypeError, ["row_max", "schedule", "int"]),
         (lambda: attend(pattern=B), TypeError, ["sparse_attention", "pattern", "SparseArray"]),
+        (
+            lambda: sparse_attention(
+                *[np.ones((1, 2, 5, 4))] * 3, SparseArray.from_dense(np.eye(5))
+            ),
+            ValueError,
+            [
+                "pattern must have shape [2, 2], got [5, 5]",
+                "[B, L, H, D]",
+                "jnp.swapaxes(q, -2, -3)",
+            ],
+        ),
         (lambda: attend(pattern=A.T), NotImplementedError, ["pattern", "CSC", "asformat(CSR)"]),
         (lambda: attend(pattern=A.asformat(CSC).T), ValueError, ["[34, 33]", "[33, 34]"]),
         (lambda: attend(pattern=[A, A]), ValueError, ["one for each of 4 heads", "2"]),

@@ -110,6 +110,10 @@ def test_the_layer_decodes_over_pages():
     lost = jnp.broadcast_to(layer.out.bias[...], (B, 2, 12))
     expected = jnp.concatenate([near[:, :SIZE], lost], 1)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), expected, atol=1e-5)
+    # Lengths that int32 does not hold, which wrapped would be 1, or count on below zero.
+    for length in (2**32 + 1, 2**31 - 1):
+        far = dataclasses.replace(cache, lengths=np.full(B, length))
+        np.testing.assert_allclose(step(layer, x[:, 4:], far)[0], lost, atol=1e-6)
     with pytest.raises(
         ValueError, match="sequence 0 has 4 positions of the 4 in 1 pages of 4: 1 more"
     ):

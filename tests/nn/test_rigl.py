@@ -268,10 +268,15 @@ def test_gradients_in_dense_weights_inside_shard_map():
     np.testing.assert_allclose(found(state, x), want, rtol=1e-10)
 
 
-@pytest.mark.parametrize("spec", [jax.P("x"), jax.P(None, "x"), jax.P("y", "x")])
+@pytest.mark.parametrize(
+    "spec",
+    [jax.P("x"), jax.P(None, "x"), jax.P("y", "x"), jax.P(None, "x", "y"), jax.P(None, "y", "x")],
+)
 def test_inputs_that_explicit_mesh_axes_split(spec):
-    """A layer and gradients in it and in its dense weight: [2, 4, K] split by any leading axes."""
-    layer, x = layer_of(CVS(4)), np.random.default_rng(3).standard_normal((2, 4, K))
+    """A layer and gradients in it and in its dense weight: split by any leading axes, of which
+    none is gathered."""
+    shape = (3, 2, 2, K)[3 - max(len(spec), 2) :]
+    layer, x = layer_of(CVS(4)), np.random.default_rng(3).standard_normal(shape)
     loss = lambda layer, x: jnp.tanh(layer(x)).sum()
     want = jax.grad(loss, 1)(layer, jnp.asarray(x)), nnx.grad(loss)(layer.to_dense(), x)
     mesh = jax.make_mesh((2, 1), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
@@ -279,6 +284,8 @@ def test_inputs_that_explicit_mesh_axes_split(spec):
         split = jax.device_put(x, jax.P(*spec))
         found = jax.jit(jax.grad(loss, 1))(layer, split)
         dense = nn.dense_gradients(loss, layer, split)[()]
+        outputs = jax.eval_shape(lambda x: layer(x), split)
+    assert outputs.sharding.spec[: len(spec)] == tuple(spec)
     assert found.sharding.spec[: len(spec)] == tuple(spec)
     np.testing.assert_allclose(found, want[0], rtol=1e-10)
     np.testing.assert_allclose(dense, want[1].kernel[...].T, rtol=1e-10)

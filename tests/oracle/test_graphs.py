@@ -195,6 +195,13 @@ def test_edges_between_two_kinds_of_nodes():
             "expected shape",
         ),
         (lambda: graphs.batch([random_graph(4).asformat(BCSR(2, 2))]), "expected a matrix in CSR"),
+        (lambda: graphs.batch([random_graph(4)]).spread(3.0), r"spread: Y: .*\[1, d\].* got \[\]"),
+        (lambda: graphs.batch([random_graph(4)]).spread(np.ones(4)), r"spread: Y: .* got \[4\]"),
+        (lambda: graphs.from_edges([[0], [1]], num_nodes=[3]), r"num_nodes: expected n .*\[3\]"),
+        (lambda: graphs.from_edges([[0], [1]], num_nodes=2.5), "num_nodes must be an integer"),
+        (lambda: graphs.from_edges([(0, 1)] * 3), r"got \[3, 2\]; .* np.transpose\(edges\)"),
+        (lambda: graphs.batch(random_graph(4)), "batch: graphs must be a sequence of SparseArrays"),
+        (lambda: graphs.pad_rows([np.ones((2, 3)), np.ones(2)]), r"pad_rows: arrays: .*\[2, 3\], "),
     ],
 )
 def test_errors(call, words):
@@ -205,7 +212,7 @@ def test_errors(call, words):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64])
 def test_unsigned_indices(dtype):
     index = np.array([[0, 1, 2, 2, 0], [1, 2, 0, 1, 1]])
-    for of in ({}, {"num_nodes": 4}):
+    for of in ({}, {"num_nodes": 4}, {"num_nodes": [4, 4]}, {"num_nodes": np.array([4, 4])}):
         A, B = (graphs.from_edges(i, **of) for i in (index, index.astype(dtype)))
         assert A.shape == B.shape
         np.testing.assert_array_equal(A.todense(), B.todense())

@@ -119,6 +119,18 @@ def test_a_start(name):
 
 
 @pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
+def test_a_start_whose_rounding_exceeds_the_tolerance(name):
+    """Nothing that begins there gets to the solution: zeros are nearer, in each column."""
+    a, zero = SOLVERS[name], np.zeros((N, 1))
+    far = np.outer(np.ones(N), [1e10, 1e42, 1e308, 1e5])
+    columns = np.concatenate([b[:, None]] * 4 + [zero], 1)
+    x, info = getattr(linalg, name)(of(a), columns, np.concatenate([far, zero + 3], 1), tol=1e-9)
+    assert info == 0
+    want = np.linalg.solve(a, columns)
+    np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["cg", "bicgstab"])  # gmres has the same code
 def test_info(name):
     """As SciPy's: 0 where it has converged, else the iterations that were allowed."""
     solve, a = partial(getattr(linalg, name), maxiter=1), SOLVERS[name]
@@ -240,6 +252,8 @@ def test_chebyshev_is_its_polynomial():
     # An interval of one point, which holds all eigenvalues of a scaled diagonal.
     line = linalg.chebyshev(of(np.diag(diagonal)), degree=degree, bounds=(1, 1))
     np.testing.assert_allclose(line(r), r / diagonal, rtol=1e-12)
+    for zeros in (np.zeros((2, 2)), np.zeros((0, 0))):  # a polynomial of zero is a number
+        assert np.isfinite(linalg.chebyshev(of(zeros))(np.ones(len(zeros)))).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int32])
@@ -261,6 +275,7 @@ def test_norms(dtype):
         assert np.isfinite(jax.grad(f)(values)).all()
         check_grads(jax.jit(f), (values,), order=1)
     assert linalg.norm(of(np.zeros((0, 3))), 1) == 0
+    np.testing.assert_array_equal(linalg.norm(of(np.zeros((0, 3))), np.inf, 0), np.zeros(3))
 
 
 def test_a_column_without_an_answer_is_nan():
@@ -306,6 +321,17 @@ def test_dominant_eigenvalues():
     value, _ = linalg.power_iteration(of(hermitian), tol=1e-12, symmetric=True, maxiter=5000)
     want = np.linalg.eigvalsh(hermitian)
     np.testing.assert_allclose(value.real, want[np.argmax(abs(want))], rtol=1e-8)
+
+
+def test_eigenvalues_whose_squares_leave_the_range_and_of_no_vector():
+    """Of a nilpotent matrix the left and the right vector are orthogonal."""
+    diagonal, start = np.diag([1.0, 2, 4]), np.array([1.0, 2, 3])
+    for scale in (1e300, 1e-300):
+        value, vector = linalg.power_iteration(of(diagonal * scale), v0=start * scale)
+        np.testing.assert_allclose(value, 4 * scale, rtol=1e-9)
+        np.testing.assert_allclose(vector, [0, 0, 1], atol=1e-5)
+    for a in (np.eye(3, k=1), np.zeros((3, 3))):
+        assert linalg.power_iteration(of(a))[0] == 0
 
 
 def test_powers():
@@ -411,6 +437,13 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.cg(A, b, B), ValueError, ["x0", "[12]", "[12, 3]"]),
         (lambda: linalg.cg(A, A), TypeError, ["b must be a dense"]),
         (lambda: linalg.cg(lambda x: x, {"x": b}), TypeError, ["cg: b must be a dense", "dict"]),
+        (lambda: linalg.cg(A, np.array([1, None])), ValueError, ["cg: b", "numeric", "object"]),
+        (lambda: linalg.cg(A, [[1], [2, 3]]), ValueError, ["cg: b: expected an array"]),
+        (lambda: linalg.cg(A, b, "zeros"), TypeError, ["cg: x0 must be a dense array, got str"]),
+        (lambda: linalg.cg(A, b, 1j * b), ValueError, ["cg: x0", "real numbers", "complex"]),
+        (lambda: linalg.cg(lambda x: x[1:], b), ValueError, ["cg: A", "vector [12]", "got [11]"]),
+        (lambda: linalg.cg(A, b, M=lambda x: (x, x)), ValueError, ["cg: M", "([12], [12])"]),
+        (lambda: linalg.gmres(A, b, solve_method="x"), ValueError, ["gmres: solve_method", "'x'"]),
         (lambda: linalg.cg(A, b, M=SYMMETRIC), TypeError, ["cg: M"]),
         (lambda: linalg.bicgstab(A, b, M=WIDE), ValueError, ["bicgstab: M", "square"]),
         (lambda: linalg.cg(A, b, tol=-1), ValueError, ["cg: tol", "at least 0", "got -1"]),
@@ -420,15 +453,27 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.lobpcg(A, B[:, :2], tol=-1.0), ValueError, ["lobpcg: tol", "-1"]),
         (lambda: linalg.jacobi(WIDE), ValueError, ["jacobi", "square"]),
         (lambda: linalg.chebyshev(A, degree=0), ValueError, ["degree", "got 0"]),
+        (lambda: linalg.lobpcg(A, 0 * B[:, :2]), ValueError, ["lobpcg: X", "independent", "zeros"]),
+        (lambda: linalg.ichol(A, shift="1"), ValueError, ["ichol: shift", "'1'"]),
         (lambda: linalg.chebyshev(A, degree=2.5), TypeError, ["chebyshev: degree", "got 2.5"]),
+        (lambda: linalg.chebyshev(A, bounds=2), ValueError, ["chebyshev: bounds", "(a, b)"]),
+        (lambda: linalg.chebyshev(A, bounds=(0, 0)), ValueError, ["bounds", "b > 0", "0.0 and"]),
+        (lambda: linalg.chebyshev(A, bounds=(2, 1)), ValueError, ["bounds", "a <= b"]),
         (lambda: linalg.norm(SYMMETRIC), TypeError, ["norm: A"]),
         (lambda: linalg.norm(A, 2), NotImplementedError, ["power_iteration(A.T @ A)"]),
         (lambda: linalg.norm(A, 3), ValueError, ["ord", "got 3"]),
         (lambda: linalg.norm(A, "nuc"), ValueError, ["ord", "'nuc'"]),
+        (lambda: linalg.norm(A, [1]), ValueError, ["ord", "[1]"]),
         (lambda: linalg.norm(A, axis=2), ValueError, ["axis", "got 2"]),
         (lambda: linalg.power_iteration(A, v0=b[1:]), ValueError, ["v0", "[12]", "[11]"]),
         (lambda: linalg.power_iteration(A, v0=0 * b), ValueError, ["v0", "not zero"]),
+        (lambda: linalg.power_iteration(A, v0=1j * b), ValueError, ["v0", "real", "complex"]),
         (lambda: linalg.power_iteration(A, maxiter=0), ValueError, ["maxiter", "0"]),
+        (
+            lambda: linalg.power_iteration(of(np.zeros((0, 0)))),
+            ValueError,
+            ["power_iteration: A", "at least one row", "(0, 0)"],
+        ),
         (lambda: linalg.expm_multiply(A, b[1:]), ValueError, ["B", "[11]"]),
         (lambda: linalg.matrix_power(WIDE, 2), ValueError, ["matrix_power", "square"]),
         (lambda: linalg.matrix_power(A, -1), ValueError, ["matrix_power: n", "-1"]),
@@ -437,6 +482,11 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
         (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
         (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
+        (lambda: linalg.expm_multiply(A, b, norm_bound="3"), ValueError, ["norm_bound", "'3'"]),
+        (lambda: linalg.expm_multiply(A, b, norm_bound=10**400), ValueError, ["no float holds"]),
+        (lambda: linalg.expm_multiply(A * 1e12, b), NotImplementedError, ["norm of", "steps"]),
+        (lambda: linalg.expm_multiply(A, b, "0", 1.0), ValueError, ["finite", "'0'"]),
+        (lambda: linalg.expm_multiply(A, b, 0, 10**400), ValueError, ["finite", "and 1000"]),
         (lambda: linalg.expm_multiply(A, b, 0.0), ValueError, ["start and stop", "None"]),
         (lambda: linalg.expm_multiply(A, b, 0.0, np.inf), ValueError, ["finite", "inf"]),
     ],

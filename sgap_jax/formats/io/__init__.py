@@ -20,10 +20,6 @@ from sgap_jax.formats.io.number_tables import Contents, open_source
 from sgap_jax.formats.levels import COO, CSR, Format, require_stored
 
 _TEXT: dict[str, Any] = {".mtx": matrix_market, ".smtx": smtx, ".tns": tns}
-# A line of text can declare a shape whose offsets alone would fill the memory. So rows + columns
-# may exceed the entries by this factor only, unless they are fewer than _FREE_OFFSETS.
-_FREE_OFFSETS = 1 << 24
-_OFFSETS_PER_ENTRY = 64
 
 
 def read(
@@ -53,7 +49,7 @@ def read(
       NotImplementedError: `rows` of other files than .mtx and CSR archives.
       OSError: the file cannot be opened.
     """
-    path = os.fspath(path)
+    path = _path(path, "read")
     suffix = _suffix(path, "read")
     if rows is not None:
         contents = _read_rows(path, suffix, rows)
@@ -71,7 +67,7 @@ def outline(
     """(shape, entries of each row) of a matrix in a .mtx file or a CSR .npz archive, whose entries
     are not kept in memory; without `count` the entries of rows may be None, and a .mtx file is not
     read past its header."""
-    path = os.fspath(path)
+    path = _path(path, op)
     suffix = _suffix(path, op)
     if suffix == ".npz":
         return npz.outline(path)
@@ -104,7 +100,7 @@ def write(path: str | os.PathLike[str], A: SparseArray) -> None:
     Raises ValueError for an unknown suffix, traced arrays, and arrays that the file format cannot
     hold: .mtx and .smtx hold only matrices, .smtx only values of one, .tns only real values.
     """
-    path = os.fspath(path)
+    path = _path(path, "write")
     suffix = _suffix(path, "write")
     if not isinstance(A, SparseArray):
         raise ValueError(f"write: A: expected a SparseArray, got {type(A).__name__}")
@@ -143,6 +139,15 @@ def _write_text(
     _TEXT[suffix].write(stream, interop.widen(values), coordinates, shape)
 
 
+def _path(path: Any, op: str) -> str:
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise TypeError(
+            f"{op}: path must be a str, bytes or os.PathLike, got {type(path).__name__}"
+        ) from None
+
+
 def _suffix(path: str, op: str) -> str:
     name = os.path.basename(path).lower()
     root = name.removesuffix(".gz")
@@ -162,11 +167,9 @@ def _assemble(
     shape, coordinates, values, asked = contents
     nnz = coordinates[0].shape[0]
     format = require_stored(format or (CSR if len(shape) == 2 else COO), len(shape), what)
-    if len(shape) == 2 and sum(shape) > max(_FREE_OFFSETS, _OFFSETS_PER_ENTRY * nnz):
-        raise ValueError(
-            f"{what}: expected a shape in proportion to {nnz} entries, got {shape}, which needs "
-            f"{sum(shape) * 4 / 2**30:.1f} GiB of offsets; SparseArray.from_coordinates takes it"
-        )
+    # A line of text can declare any shape.
+    nearest = "format=COO has none, and SparseArray.from_coordinates takes it"
+    construct.check_proportion(shape, nnz, format, what, nearest)
     if values is None:
         values = np.ones(nnz, np.float32)
     fields = construct.assemble(

@@ -133,8 +133,10 @@ def _sizes(source: Source, symmetry: str, bytes_each: int) -> tuple[int, int, in
         source.fail("a line of sizes 'm k nnz'", "the end of the file")
     number = source.line_number
     words = line.split()
-    if len(words) != 3 or not all(word.isdigit() and len(word) < 20 for word in words):
+    if len(words) != 3 or not all(word.isdigit() for word in words):
         source.fail("three non-negative integers 'm k nnz'", line, number)
+    if max(map(len, words)) >= 20:  # int() refuses thousands of digits
+        source.fail(f"sizes up to {INT32_MAX}", line, number)
     m, k, nnz = (int(word) for word in words)
     if max(m, k) > INT32_MAX:
         source.fail(f"sizes up to {INT32_MAX}", f"{m} x {k}", number)

@@ -24,11 +24,12 @@ def read(source: Source) -> Contents:
         source.fail("a line of sizes 'm, k, nnz'", "the end of the file")
     number = source.line_number
     words = line.replace(b",", b" ").split()
-    if len(words) != 3 or not all(word.isdigit() and len(word) < 20 for word in words):
+    if len(words) != 3 or not all(word.isdigit() for word in words):
         source.fail("three non-negative integers 'm, k, nnz'", line, number)
-    m, k, nnz = (int(word) for word in words)
-    if max(m, k, nnz) > checks.INT32_MAX:
+    # int() refuses thousands of digits.
+    if max(map(len, words)) >= 20 or max(map(int, words)) > checks.INT32_MAX:
         source.fail(f"sizes up to {checks.INT32_MAX}", line, number)
+    m, k, nnz = (int(word) for word in words)
     if nnz > m * k:
         source.fail(f"at most {m} x {k} = {m * k} entries", nnz, number)
     total = m + 1 + nnz
