@@ -85,7 +85,8 @@ def random(
       seed: of the random structure and values, an integer or a NumPy Generator.
 
     Raises:
-      ValueError: shape, density, format, dtype or seed is invalid.
+      ValueError: shape, density, format, dtype or seed is invalid; or the offsets of CSR and others
+        would be far more than the entries: COO has none.
 
     Source: vectorSparse, section 7.1 (a vector at each position of a random pattern).
     """

@@ -23,7 +23,7 @@ _TEXT: dict[str, Any] = {".mtx": matrix_market, ".smtx": smtx, ".tns": tns}
 
 
 def read(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[Any],
     format: Format | str | None = None,
     dtype: DTypeLike | None = None,
     *,
@@ -62,7 +62,7 @@ def read(
 
 
 def outline(
-    path: str | os.PathLike[str], op: str, *, count: bool
+    path: str | bytes | os.PathLike[Any], op: str, *, count: bool
 ) -> tuple[tuple[int, int], np.ndarray | None]:
     """(shape, entries of each row) of a matrix in a .mtx file or a CSR .npz archive, whose entries
     are not kept in memory; without `count` the entries of rows may be None, and a .mtx file is not
@@ -91,7 +91,7 @@ def _read_rows(path: str, suffix: str, rows: tuple[int, int]) -> Contents:
         return matrix_market.read_rows(source, begin, end)
 
 
-def write(path: str | os.PathLike[str], A: SparseArray) -> None:
+def write(path: str | bytes | os.PathLike[Any], A: SparseArray) -> None:
     """Writes A, without padding, in the file format that the suffix names (see `read`).
 
     Text files hold enough digits to read the same float32 and float64 back. bfloat16 and float16
