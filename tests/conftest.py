@@ -176,7 +176,7 @@ def optimizations(request):
 
 @pytest.fixture(autouse=True)
 def random_numbers(request):
-    """A module's random numbers start anew: a test's are the same, whichever tests ran before it."""
+    """A module's random numbers start anew: a test has the same, whichever tests ran before it."""
     if generator := getattr(request.module, "RNG", None):
         generator.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
