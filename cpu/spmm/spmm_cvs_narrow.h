@@ -123,7 +123,7 @@ struct QuadTile {
 template <typename T, typename X, int kColumns>
 struct TwoRowTile {
   static constexpr int kSets = kColumns == 1 ? 1 : 2;
-  // Whether each second four has a sum of its own. Of 16 bits and one column that took 0.73 to 0.80
+  // Whether each second four has a sum of its own. Of 16 bits and one column that took 0.76 to 0.80
   // of the time; float32 keeps its bits.
   static constexpr bool kTwice = sizeof(T) == 2 && kColumns == 1;
   using Acc = Accumulator<T>;
