@@ -123,6 +123,9 @@ struct QuadTile {
 template <typename T, typename X, int kColumns>
 struct TwoRowTile {
   static constexpr int kSets = kColumns == 1 ? 1 : 2;
+  // Whether each second four has a sum of its own. Of 16 bits and one column that took 0.76 to 0.80
+  // of the time; float32 keeps its bits.
+  static constexpr bool kTwice = sizeof(T) == 2 && kColumns == 1;
   using Acc = Accumulator<T>;
   using Sum = Vector<Acc, 8 * kColumns / kSets>;
   using Rows = Vector<Acc, kColumns == 1 ? 4 : 8>;  // of one vector, and with one column two more
@@ -158,6 +161,14 @@ struct TwoRowTile {
     Sum sums[kSets] = {};
     int64_t p = block.begin;
     const T* values = block.values + 2 * p;
+    if constexpr (kTwice) {
+      Sum others{};
+      for (; p + 8 <= block.end; p += 8, values += 16) {
+        AddFour(block, values, p, sums);
+        AddFour(block, values + 8, p + 4, &others);
+      }
+      sums[0] += others;
+    }
     for (; p + 4 <= block.end; p += 4, values += 8) {
       AddFour(block, values, p, sums);
     }

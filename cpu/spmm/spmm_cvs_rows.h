@@ -91,29 +91,34 @@ inline bool StagesValues() {
 constexpr int kStagedVectors = 128;
 constexpr int kPairedVectors = 64;
 
+// `count` values as accumulators, of which as many as fill a register may be written. Those `ahead`
+// are prefetched: of loads in bursts the processor sees no stream.
+template <typename T, int kWidth = kLanes<T>>
+void WidenNeighbours(const T* values, int64_t count, int64_t ahead, Accumulator<T>* wide) {
+  using Acc = Accumulator<T>;
+  if (count < kWidth) {
+    if (count > 0) Store<Acc, kWidth>(wide, LoadPartial<T, kWidth>(values, int(count)));
+    return;
+  }
+  const auto widen = [&](int64_t i) { Store<Acc, kWidth>(wide + i, Load<T, kWidth>(values + i)); };
+  constexpr int kLine = 64 / sizeof(T);
+  int64_t i = 0;
+  for (; i + kLine <= count; i += kLine) {
+    Prefetch(values + i + ahead);
+#pragma GCC unroll 8
+    for (int j = 0; j < kLine; j += kWidth) widen(i + j);
+  }
+  for (; i + kWidth <= count; i += kWidth) widen(i);
+  if (i < count) widen(count - kWidth);  // the last ones, some for the second time
+}
+
 // Of `count` vectors, each `length` after the one before, kRows values as accumulators. Where they
 // follow each other, as many as fill whole registers may be written.
 template <typename T, int kRows>
 void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>* wide) {
   using Acc = Accumulator<T>;
-  constexpr int kWidth = kLanes<T>;
-  const int64_t ahead = kStagedVectors * length;  // the processor sees no stream in bursts of loads
-  if (length == kRows) {                          // they follow each other
-    const int64_t all = count * kRows;
-    int64_t i = 0;
-    for (; i + kWidth <= all; i += kWidth) {
-      Prefetch(values + ahead + i);
-      Store<Acc, kWidth>(wide + i, Load<T, kWidth>(values + i));
-    }
-    if (i == all) return;
-    if (all >= kWidth) {  // the last register of them, some for the second time
-      i = all - kWidth;
-      Store<Acc, kWidth>(wide + i, Load<T, kWidth>(values + i));
-    } else {
-      Store<Acc, kWidth>(wide, LoadPartial<T, kWidth>(values, int(all)));
-    }
-    return;
-  }
+  const int64_t ahead = kStagedVectors * length;
+  if (length == kRows) return WidenNeighbours(values, count * kRows, ahead, wide);
   for (int64_t i = 0; i < count; ++i, values += length, wide += kRows) {
     Prefetch(values + ahead);
     if constexpr (kRows >= 4) {

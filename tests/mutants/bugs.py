@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 17 in the C++ kernels, 8 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 20 in the C++ kernels, 8 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -71,6 +71,7 @@ class Bug:
       replacement: what stands there instead.
       breaks: what is wrong then, in one line.
       focus: the test files or folders that are most likely to notice it.
+      intel: whether only Intel's processors with AVX-512 run what it breaks.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Bug:
     replacement: str
     breaks: str
     focus: tuple[str, ...]
+    intel: bool = False
 
     @property
     def language(self) -> str:
@@ -339,6 +341,35 @@ CPP = (
         replacement="if (kColumns == 1 && block.rows >= kRows) {",
         breaks="of a B of 3 columns, the last one of C in CVS(V) goes to the wrong places",
         focus=("tests/oracle/test_vectors.py",),
+    ),
+    Bug(
+        name="last_of_widened_values",
+        room="cpu/spmm_cvs",
+        file="cpu/spmm/spmm_cvs_rows.h",
+        text="if (i < count) widen(count - kWidth);",
+        replacement="if (i > count) widen(count - kWidth);",
+        breaks="of 16-bit values that are widened together, those left over are not",
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_vectors.py"),
+    ),
+    Bug(
+        name="first_half_of_vectors_of_two_rows",
+        room="cpu/spmm_cvs",
+        file="cpu/spmm/spmm_cvs_narrow.h",
+        text="sums[0] += others;",
+        replacement="sums[0] = others;",
+        breaks="of 16 bits, CVS(2) and one column, four of each eight vectors take no part",
+        focus=("tests/oracle/test_vectors.py",),
+        intel=True,
+    ),
+    Bug(
+        name="second_half_of_eight_entries",
+        room="cpu/spmm",
+        file="cpu/spmm/spmm_rows.h",
+        text="sums[c] = Half<Acc, 8>(eights[c / 2], c % 2);",
+        replacement="sums[c] = Half<Acc, 8>(eights[c / 2], 0);",
+        breaks="of 16 bits and one column, four of each eight entries of a long row count twice",
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
+        intel=True,
     ),
     Bug(
         name="scale_of_the_first_element",

@@ -245,12 +245,21 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _is_run(bug: Bug) -> bool:
+    """Whether this processor runs what the bug breaks."""
+    if not bug.intel:
+        return True
+    about = Path("/proc/cpuinfo")
+    words = set(about.read_text().split()) if about.exists() else set()
+    return {"GenuineIntel", "avx512bw"} <= words
+
+
 def main() -> int:
     given = _arguments()
     known = {bug.name: bug for bug in BUGS}
     if unknown := [name for name in given.names if name not in known]:
         raise SystemExit(f"no bug {unknown[0]!r}; --list shows them")
-    chosen = [known[name] for name in given.names] or list(BUGS)
+    chosen = [known[name] for name in given.names] or [bug for bug in BUGS if _is_run(bug)]
     if given.list:
         for bug in chosen:
             print(f"{bug.name}  ({bug.room}, {bug.file})\n    {bug.breaks}")

@@ -52,7 +52,8 @@ def test_few_columns(length, dtype):
     lengths = np.repeat([50, 0, 1, 2, 3, 4, 5, 80, 7], length)[:-1]
     arrays, case, _ = encoded(from_row_lengths("few", 90, lengths), length)
     for n in (1, 4):
-        for schedule in (None, CpuTile(nonzeros=7 * length), CpuTile(columns=3)):
+        cut = CpuTile(nonzeros=7 * length)
+        for schedule in (None, cut, CpuTile(columns=3), CpuTile(columns=n, packed=True)):
             spmm_is_right(arrays, case, dtype, n, False, schedule)
             spmm_is_right(arrays, case, dtype, n, True, schedule)
 
