@@ -58,9 +58,10 @@ struct RowGroups {
   static void AddKeys(const Acc* weights, const Seen& seen, const Acc* const* values, int count,
                       int64_t depth, Acc* target, int64_t stride) {
     alignas(64) Acc panel[kMostKeys * kColumns * kRows];
+    const bool in_place = FollowEachOther(values, count, depth);
     ForTiles(int(depth / kRows), [&](auto columns, int first) {
       constexpr int kWide = decltype(columns)::value * kRows;
-      for (int j = 0; j < count; ++j) {
+      for (int j = 0; j < count && !in_place; ++j) {
         const int ahead = j + kAhead < count ? j + kAhead : j;
         for (int c = 0; c < kWide; c += kRows) {
           Prefetch(values[ahead] + first * kRows + c);
@@ -69,9 +70,11 @@ struct RowGroups {
           Store<Acc, kRows>(panel + j * kWide + c, x);
         }
       }
+      const Acc* const from = in_place ? values[0] + first * kRows : panel;
       for (int row = 0; row < seen.groups * kRows; row += kTogether) {
         const int group = row / kRows, own = seen.keys[group] < count ? seen.keys[group] : count;
-        AddKeysAt<decltype(columns)::value>(weights + At(group, 0) + row % kRows, panel, own,
+        AddKeysAt<decltype(columns)::value>(weights + At(group, 0) + row % kRows, from,
+                                            in_place ? depth : kWide, own,
                                             target + row * stride + first * kRows, stride);
       }
     });
@@ -98,6 +101,14 @@ struct RowGroups {
   }
 
  private:
+  // Whether rows of `depth` lie one after the other, as those of a block in a copy do, and so close
+  // that the cache holds a tile of their columns as it holds a panel.
+  static bool FollowEachOther(const Acc* const* rows, int count, int64_t depth) {
+    bool follow = depth <= kColumns * kRows;
+    for (int j = 0; j < count; ++j) follow &= rows[j] == rows[0] + j * depth;
+    return follow;
+  }
+
   static V Everywhere(Acc x) { return Kept(x - V{}); }
 
   // Calls body(how many as a constant, the first) for all of `count`: kColumns at a time, and the
@@ -143,10 +154,11 @@ struct RowGroups {
     }
   }
 
-  // kTogether rows of a group: weights [keys, kRows], panel [keys, kOf vectors].
+  // kTogether rows of a group: weights [keys, kRows]; kOf vectors of values, `apart` from key to
+  // key.
   template <int kOf>
-  static void AddKeysAt(const Acc* weights, const Acc* panel, int count, Acc* target,
-                        int64_t stride) {
+  static void AddKeysAt(const Acc* weights, const Acc* values, int64_t apart, int count,
+                        Acc* target, int64_t stride) {
     V sums[kTogether][kOf];
 #pragma GCC unroll 4
     for (int r = 0; r < kTogether; ++r) {
@@ -155,10 +167,10 @@ struct RowGroups {
         sums[r][c] = Load<Acc, kRows>(target + r * stride + c * kRows);
       }
     }
-    for (int j = 0; j < count; ++j, panel += kOf * kRows, weights += kRows) {
+    for (int j = 0; j < count; ++j, values += apart, weights += kRows) {
       V x[kOf];
 #pragma GCC unroll 4
-      for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kRows>(panel + c * kRows);
+      for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kRows>(values + c * kRows);
 #pragma GCC unroll 4
       for (int r = 0; r < kTogether; ++r) {
         const V weight = Everywhere(weights[r]);

@@ -4,6 +4,12 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
+// Bits r * kPart.
+template <int kRows, int kPart>
+constexpr uint32_t kFirstLanes = kFirstLanes<kRows - 1, kPart> << kPart | 1;
+template <int kPart>
+constexpr uint32_t kFirstLanes<0, kPart> = 0;
+
 // The softmax of kRows rows in one pass: takes the scores of a block of keys into the statistics of
 // the rows, whose sums then are relative to the new peak, and makes exp(s - peak) of them.
 template <typename Acc, int kRows>
@@ -32,10 +38,13 @@ void AddBlock(const BlockTerms<Acc, kRows>& terms, int padded, Acc* scores,
   const V shift = greatest == kLeast ? V{} : greatest;
   const V shrink = *peak == kLeast ? V{} : ExpOfNegative<kSize>(*peak - shift);
   V sum = *total * shrink;
-  for (int r = 0; r < kRows; ++r) {
-    if (shrink[r * kPart] == 1) continue;
-    Acc* own = sums + r * depth;
-    const Acc factor = shrink[r * kPart];
+  // Of the lanes that shrink the first of each row. Rows one after the other would each be a branch
+  // that is often mispredicted.
+  uint32_t rest = ~LanesFrom<Acc, kSize>(shrink, 1) & kFirstLanes<kRows, kPart>;
+  for (; rest != 0; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    Acc* own = sums + lane / kPart * depth;
+    const Acc factor = shrink[lane];
     for (int64_t d = 0; d < depth; d += kSize) {
       Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) * factor);
     }
