@@ -4,7 +4,7 @@
 // model 167), and up to 1.12 where it remembers them.
 #pragma once
 
-#include "cpu/spmm/spmm_rows.h"
+#include "cpu/spmm/spmm_narrow_rows.h"
 
 #if defined(__AVX512F__)
 #define SGAP_GATHERED_COLUMN 1

@@ -2,6 +2,7 @@
 #include "cpu/simd/gather.h"
 #include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_gathered.h"
+#include "cpu/spmm/spmm_narrow_rows.h"
 #include "cpu/spmm/spmm_pairs.h"
 #include "cpu/spmm/spmm_rows.h"
 

@@ -364,9 +364,9 @@ CPP = (
     Bug(
         name="second_half_of_eight_entries",
         room="cpu/spmm",
-        file="cpu/spmm/spmm_rows.h",
-        text="sums[c] = Half<Acc, 8>(eights[c / 2], c % 2);",
-        replacement="sums[c] = Half<Acc, 8>(eights[c / 2], 0);",
+        file="cpu/spmm/spmm_narrow_rows.h",
+        text="sums[c] = Half<Acc, 8>(together[c / 2], c % 2);",
+        replacement="sums[c] = Half<Acc, 8>(together[c / 2], 0);",
         breaks="of 16 bits and one column, four of each eight entries of a long row count twice",
         focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
         intel=True,
