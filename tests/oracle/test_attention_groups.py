@@ -11,11 +11,13 @@ NONE = np.zeros((1, 0), np.float32)
 
 
 def structure(rows, length, rng):
-    """Some columns are stored twice, or do not exist: nobody has checked a traced structure."""
+    """Some columns are stored twice, or do not exist: nobody has checked a traced structure. Those
+    of one block row follow each other, and are read where they lie."""
     blocks = -(-rows // length)
     counts = rng.integers(3, 140, blocks)
     counts[:1] = 0
     columns = [rng.choice(KEYS, count) for count in counts]
+    columns[1] = np.arange(7, 7 + counts[1])
     columns[-1][:3] = (KEYS, -1, 2**31 - 1)
     offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
     row_columns = [columns[i // length] for i in range(rows)]
