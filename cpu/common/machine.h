@@ -11,8 +11,8 @@ struct Machine {
   int64_t cores;
   // Whether it is one of Intel's, whose prefetchers bring the lines after those that are asked for.
   bool intel;
-  // Whether its gathering instructions are the fastest way to gather: Intel's from Sapphire Rapids
-  // on, of which microcode slows none.
+  // Whether its gathering instructions are the fastest way to gather: Intel's with AVX512-FP16, of
+  // which microcode slows none (Sapphire Rapids and later, whatever model a host reports).
   bool gathers;
 };
 

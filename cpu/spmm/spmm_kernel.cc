@@ -55,7 +55,7 @@ constexpr int64_t kMostGrouped = sizeof(T) == 8 || kVectorBytes == 32 ? INT64_MA
 // Products with one column look at indices on the way if they are of short rows, or of rows of so
 // many entries with an x of more than a quarter of the first-level cache. On Zen 3 that took 0.85
 // to 0.95 of the time with a pass over the indices of the task before; 1.0 to 1.15 in other rows,
-// and with a smaller x.
+// and with a smaller x. Where indices are in a register to be gathered by, looking costs little.
 constexpr int64_t kLookedRow = 48;
 
 // Whether the loops look at indices on the way, in place of a pass over them before. With 2 to 4

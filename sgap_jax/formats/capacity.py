@@ -170,7 +170,8 @@ def of_offsets(
     """Values and index arrays of a matrix by its outer mode, from offsets whose last one may be
     more than the capacity."""
     inner = shape[format.modes[1]]
-    transposed = structure.transpose_structure(offsets, indices, inner)
+    spared = _spared(shape, format, indices.shape[0])
+    transposed = None if spared else structure.transpose_structure(offsets, indices, inner)
     levels: tuple[Any, ...] = ((), (offsets, indices))
     if format.is_coordinate:
         bounds = jnp.append(0, offsets[-1]).astype(jnp.int32)
@@ -193,15 +194,29 @@ def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
 
     with structure.concrete():  # under jit too, as in construct.index_fields
         levels = tuple((*x[:-1], longer(x[-1])) if x else () for x in fields["index_arrays"])
-        transposed = fields["transposed"]
-        if transposed is not None:
-            offsets, indices, permutation = transposed
+        transposed = None
+        if not _spared(fields["shape"], fields["format"], nse):
+            offsets, indices, permutation = fields["transposed"] or _transposed(fields)
             rest = np.arange(stored, nse, dtype=np.int32)
             transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
         made = structure.placed(structure.as_fields(levels, transposed, checked=True))
     if isinstance(values, np.ndarray):  # JAX would compile a program for each number of entries
         return fields | {"values": checks.to_device(longer(values)), **made}
     return fields | {"values": jnp.pad(values, (0, nse - stored)), **made}
+
+
+def _spared(shape: tuple[int, ...], format: Format, nse: int) -> bool:
+    """Whether a matrix of this capacity has no transpose of its own, inside jit or not, whatever it
+    stores: arrays of one capacity are of one type."""
+    known = not any(map(export.is_symbolic_dim, (nse, *shape)))
+    return known and construct.spares_offsets(format, shape, nse)
+
+
+def _transposed(fields: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The transpose of a matrix in COO that was made without one, of fewer entries."""
+    (_, outer), (inner,) = (map(np.asarray, level) for level in fields["index_arrays"])
+    sizes = [fields["shape"][mode] for mode in fields["format"].modes]
+    return construct.transpose_structure(construct.count_offsets(outer, sizes[0]), inner, sizes[1])
 
 
 def overflow(A: StoredArray) -> jax.Array:

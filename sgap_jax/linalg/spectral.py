@@ -55,6 +55,9 @@ def norm(
         return found.reshape(1, 1) if axis is None else jnp.expand_dims(found, axis)
     dtype = floating(op, A)
     real = jnp.finfo(dtype).dtype
+    if isinstance(ord, np.generic | np.ndarray | jax.Array):  # a number of NumPy's or JAX's
+        checks.check_concrete(ord, "ord", op, "it is a choice")
+        ord = np.asarray(ord).tolist()
     A = abs(A.sum_duplicates().astype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype))
     if axis is None:
         if ord == 2 or ord == -2:

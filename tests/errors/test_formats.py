@@ -249,6 +249,23 @@ def test_a_few_entries_of_any_shape_take_no_memory_for_it(format):
     assert peak < 2**26
 
 
+def test_few_entries_of_a_capacity_have_the_type_of_many():
+    """Inside jit or not."""
+    shape, many = (2**24, 2**14), np.arange(600_000) % 2**24
+
+    def made(rows, nse):
+        entries = (rows, rows % 2**14), jnp.ones(len(rows))
+        return SparseArray.from_coordinates(*entries, shape, format=COO, nse=nse)
+
+    for nse in (600_000, 1000):
+        few = made(many[:100], nse)
+        types = jax.tree.structure(made(many[:nse], nse)), jax.tree.structure(few)
+        assert types[0] == types[1] and (few.transposed is None) == (nse == 1000)
+        again = jax.jit(lambda nse=nse: made(jnp.arange(100), nse))()
+        assert (again.transposed is None) == (few.transposed is None)
+        np.testing.assert_array_equal(again.T @ jnp.ones(2**24), few.T @ jnp.ones(2**24))
+
+
 def test_tensors_have_no_matrix_views():
     T = SparseArray.from_dense(np.ones((2, 2, 2)), format=COO)
     for call in (lambda: T.row_lengths, T.to_bcsr):

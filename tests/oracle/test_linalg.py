@@ -274,6 +274,8 @@ def test_norms(dtype):
         values = of(abs(a)).astype(float).values
         assert np.isfinite(jax.grad(f)(values)).all()
         check_grads(jax.jit(f), (values,), order=1)
+    for one in (np.int64(1), np.float32(1), jnp.asarray(1)):
+        assert linalg.norm(A, one) == linalg.norm(A, 1)
     assert linalg.norm(of(np.zeros((0, 3))), 1) == 0
     np.testing.assert_array_equal(linalg.norm(of(np.zeros((0, 3))), np.inf, 0), np.zeros(3))
 

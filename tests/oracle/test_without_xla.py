@@ -340,7 +340,7 @@ def test_a_wrong_index_of_a_product_with_few_columns(n, isa):
 
 def check_wrong_indices(lengths, n, isa, padding=9):
     many, rng = len(lengths) > 4096, np.random.default_rng(7)
-    k = 900 if many else 40_000  # so many that the look pays
+    k = 900 if many else 40_000  # of so many columns that few rows are looked at on the way
     case = from_row_lengths("rows", k, lengths, padding=padding)
     case.column_indices[-padding:] = 2**30
     nnz = case.row_offsets[-1]
