@@ -58,7 +58,7 @@ struct RowGroups {
   static void AddKeys(const Acc* weights, const Seen& seen, const Acc* const* values, int count,
                       int64_t depth, Acc* target, int64_t stride) {
     alignas(64) Acc panel[kMostKeys * kColumns * kRows];
-    const bool in_place = FollowEachOther(values, count, depth);
+    const bool in_place = LieTogether(values, count, depth);
     ForTiles(int(depth / kRows), [&](auto columns, int first) {
       constexpr int kWide = decltype(columns)::value * kRows;
       for (int j = 0; j < count && !in_place; ++j) {
@@ -103,7 +103,7 @@ struct RowGroups {
  private:
   // Whether rows of `depth` lie one after the other, as those of a block in a copy do, and so close
   // that the cache holds a tile of their columns as it holds a panel.
-  static bool FollowEachOther(const Acc* const* rows, int count, int64_t depth) {
+  static bool LieTogether(const Acc* const* rows, int count, int64_t depth) {
     bool follow = depth <= kColumns * kRows;
     for (int j = 0; j < count; ++j) follow &= rows[j] == rows[0] + j * depth;
     return follow;

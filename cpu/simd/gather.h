@@ -236,18 +236,14 @@ inline Vector<Accumulator<T>, 8> GatherEight(const T* source, const int32_t* ind
   }
 }
 
-// A register of elements, by the instruction.
-template <typename T>
-inline Vector<T, kLanes<T>> GatherAtOnce(const T* source, const int32_t* indices) {
+// Sixteen elements by the instruction.
+inline Vector<float, 16> GatherAtOnce(const float* source, const int32_t* indices) {
 #if defined(__AVX512F__)
-  if constexpr (std::is_same_v<T, float>) {
-    return BitCast<Vector<T, 16>>(_mm512_i32gather_ps(_mm512_loadu_si512(indices), source, 4));
-  } else if constexpr (std::is_same_v<T, double>) {
-    const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices));
-    return BitCast<Vector<T, 8>>(_mm512_i32gather_pd(eight, source, 8));
-  }
+  return BitCast<Vector<float, 16>>(
+      _mm512_i32gather_ps(_mm512_loadu_si512(indices), source, sizeof(float)));
+#else
+  return Gather<float, 16>(source, indices);
 #endif
-  return Gather<T, kLanes<T>>(source, indices);
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -2,7 +2,6 @@
 // kVectors vectors of y takes one broadcast and kVectors multiply-adds per entry.
 #pragma once
 
-#include "cpu/simd/gather.h"
 #include "cpu/spmm/column_tiles.h"
 
 namespace sgap::SGAP_ISA {
