@@ -127,9 +127,10 @@ def rows(A: Array, index: Any, nse: Any) -> Array:
         levels, values = _gathered(_by_rows(A), np.asarray(positions, np.int64))
         shape = count, A.shape[1]
         fields = construct.index_fields(levels, list(shape), format)
-        made = capacity.padded(fields | {"values": values}, nse, what)
+        fields |= {"values": values, "shape": shape, "format": format}
+        made = capacity.padded(fields, nse, what)
         made["statistics"] = PatternStatistics()
-        return replace(A, **made, shape=shape, format=format)
+        return replace(A, **made)
     if isinstance(positions, range):
         positions = np.asarray(positions, np.int64)
     enough = A.is_checked and nse >= _most(A, positions, count, known)
