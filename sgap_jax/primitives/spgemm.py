@@ -252,7 +252,12 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
         if nse is not None and nse > count:
             transposed = structures.transpose_structure(offsets, indices, columns)
             fields = structures.as_fields(((), (offsets, indices)), transposed, checked=True)
-            padded = capacity.padded(fields | {"values": jnp.zeros(count)}, nse, _OP)
+            matrix = {
+                "values": jnp.zeros(count),
+                "shape": (len(offsets) - 1, columns),
+                "format": CSR,
+            }
+            padded = capacity.padded(fields | matrix, nse, _OP)
             fields = {name: padded[name] for name in fields}
         return fields, count if nse is None else nse
 
