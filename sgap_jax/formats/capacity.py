@@ -181,7 +181,8 @@ def of_offsets(
 
 
 def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
-    """These fields of a concrete matrix with the capacity `nse`; ValueError if it is too small."""
+    """These fields of a concrete matrix, its values, shape and format among them, with the capacity
+    `nse`; ValueError if it is too small."""
     values = fields["values"]
     stored = values.shape[0]
     if stored > nse:
