@@ -116,6 +116,10 @@ def _on_cpu(problem: Problem) -> Iterator[Schedule]:
         columns = [c for c in (16, 32, 64, 128) if c < problem.n]
         for tile, packed, nonzeros in itertools.product(columns, (False, True), (8192, 32768)):
             yield CpuTile(columns=tile, nonzeros=nonzeros, packed=packed)
+    if problem.op == "sddmm" and not problem.vector_length:
+        blocks = [c for c in (1024, 4096) if c < problem.shape[1]]
+        for tile, nonzeros in itertools.product(blocks, (1 << 15, 1 << 17)):
+            yield CpuTile(columns=tile, nonzeros=nonzeros)
 
 
 def _on_cuda(problem: Problem) -> Iterator[Schedule]:

@@ -32,6 +32,11 @@ struct SddmmArgs {
   // those of x that a block row has.
   Slabs slabs;
 
+  // Of Sddmm: entries of a chunk whose columns are among so many rows of y are computed together,
+  // so that these stay near; 0: all. With a cursor for each row of x.
+  int64_t block_rows;
+  Slabs cursors;
+
   // task = batch * chunks + chunk; a chunk is chunk_entries consecutive entries
   int64_t chunk_entries, chunks;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cpu/common/each_structure.h"
@@ -102,6 +103,8 @@ SddmmArgs Operands(ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights, f
   args.scale_stride = scaled > 1 ? 1 : 0;
   args.prefetch_entries = 0;
   args.slabs = {};
+  args.block_rows = 0;
+  args.cursors = {};
   return args;
 }
 
@@ -132,7 +135,7 @@ int64_t PrefetchEntries(const SddmmArgs& args, int64_t stored) {
 struct SddmmCall {
   SddmmArgs args;
   Kernel<SddmmArgs> kernel;
-  SlabMemory slabs;
+  SlabMemory slabs, cursors;
   int64_t stored, tasks, work;
 
   // Of a compact structure, whose weights and results lie elsewhere than those of the call.
@@ -190,6 +193,13 @@ std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, Kernel<SddmmArgs> ke
   call->tasks = batch * args.chunks;
   call->work = batch * args.entries * args.length * std::max<int64_t>(args.d, 1);
   call->WidenRows(threads);
+  // Rows in reach stay near by themselves. Without memory for cursors each task takes its rows one
+  // by one, to the same results.
+  const bool far = kernel == Kernels().Sddmm && args.block_rows < RowsInReach(args, call->stored);
+  if (!far) args.block_rows = 0;
+  if (args.block_rows > 0) {
+    args.cursors = call->cursors.Acquire(threads, call->tasks, size_t(args.m) * sizeof(int32_t));
+  }
   return call;
 }
 
@@ -204,15 +214,18 @@ std::string BadOctets(ffi::AnyBuffer out) {
 template <bool kOctets>
 ffi::Future SddmmHandler(Pool pool, IndexArray offsets, IndexArray indices, ffi::AnyBuffer x,
                          ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
-                         ffi::Result<ffi::AnyBuffer> out, int64_t chunk_nonzeros) {
+                         ffi::Result<ffi::AnyBuffer> out, int64_t chunk_nonzeros,
+                         std::optional<int64_t> block_rows) {
   std::string error = CheckSddmm(offsets, indices, x, y, weights, scale, *out);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (error.empty() && block_rows && *block_rows < 0) error = "block_rows: expected 0 or more";
   if (error.empty() && kOctets) error = BadOctets(*out);
   if (!error.empty()) return Failed("sddmm: " + error);
 
   SddmmArgs args = Operands(x, y, weights, scale, *out);
   args.chunk_entries = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.chunks = (args.entries + args.chunk_entries - 1) / args.chunk_entries;
+  args.block_rows = block_rows.value_or(0);
   const bool vectors = out->dimensions().size() == 3;
   const Kernel<SddmmArgs> kernel = kOctets   ? Kernels().SddmmOctet
                                    : vectors ? Kernels().SddmmCvs
@@ -245,7 +258,14 @@ auto BindSddmm() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmFfi, EachStructure<SddmmHandler<false>>::Call, BindSddmm());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmOctetFfi, EachStructure<SddmmHandler<true>>::Call, BindSddmm());
+extern "C" XLA_FFI_Error* SddmmFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, EachStructure<SddmmHandler<false>>::Call, BindSddmm>(
+      frame, "block_rows");
+}
+
+extern "C" XLA_FFI_Error* SddmmOctetFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, EachStructure<SddmmHandler<true>>::Call, BindSddmm>(
+      frame, "block_rows");
+}
 
 }  // namespace sgap

@@ -6,48 +6,69 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Entries [begin, end). Few sums at a time: with as many as a vector has lanes, over rows of x as
-// they come, each entry would load its own row of x (measured: a quarter slower).
-template <typename Row, bool kPrefetch, typename Rows, typename Out>
-__attribute__((noinline)) void RowDots(const SddmmArgs& args, const Rows rows, int64_t begin,
-                                       int64_t end, Out results) {
+// Entries [begin, end) of a row of x. Few sums at a time: with as many as a vector has lanes, over
+// rows of x as they come, each entry would load its own row of x (measured: a quarter slower).
+template <bool kPrefetch, typename Row, typename Rows, typename Out>
+[[gnu::always_inline]] inline void DotsOfRow(const SddmmArgs& args, const Row& row,
+                                             const Rows& rows, int64_t begin, int64_t end,
+                                             int64_t stored, Out results) {
   using T = typename Rows::Number;
   constexpr int kGroup = DotGroup<T>::kSize;
+  const int32_t* const columns = args.indices;
+  for (int64_t p = begin; p < end; p += kGroup) {
+    DotGroup<T> group{rows.y, columns + p, columns + p, kGroup};
+    if (p + args.prefetch_entries + kGroup <= stored) group.ahead += args.prefetch_entries;
+    if (end - p < kGroup) group.count = int(end - p);
+    DotSum<T> dots[kGroup];
+    row.template Dots<kPrefetch>(group, dots);
+    const auto sums = AddLanes<T>(dots);
+    if (group.count == kGroup) {
+      (results + p).template Put<kGroup>(sums);
+    } else {
+      (results + p).template PutPartial<kGroup>(sums, group.count);
+    }
+  }
+}
+
+// Entries [begin, end), row by row; with cursors those in block_rows rows of y before those in the
+// next ones, where an entry waits for those before it in its row.
+template <typename Row, bool kPrefetch, typename Rows, typename Out>
+__attribute__((noinline)) void RowDots(const SddmmArgs& args, const Rows rows, int64_t begin,
+                                       int64_t end, int32_t* cursors, Out results) {
   const int32_t *const offsets = args.offsets, *const columns = args.indices;
   const int64_t width = Row::Width(args.d), stored = offsets[args.m];
-  int64_t p = begin;
-  for (int64_t r = RowOfEntry(offsets, args.m, begin); p < end; ++r) {
-    const int64_t stop = offsets[r + 1] < end ? offsets[r + 1] : end;
-    if (p == stop) continue;
-    const Row row(rows.OfX(r, 1), width);
-    for (; p < stop; p += kGroup) {
-      DotGroup<T> group{rows.y, columns + p, columns + p, kGroup};
-      if (p + args.prefetch_entries + kGroup <= stored) group.ahead += args.prefetch_entries;
-      if (stop - p < kGroup) group.count = int(stop - p);
-      DotSum<T> dots[kGroup];
-      row.template Dots<kPrefetch>(group, dots);
-      const auto sums = AddLanes<T>(dots);
-      if (group.count == kGroup) {
-        (results + p).template Put<kGroup>(sums);
-      } else {
-        (results + p).template PutPartial<kGroup>(sums, group.count);
+  const int64_t first_row = RowOfEntry(offsets, args.m, begin);
+  for (int64_t block = 0;; block += args.block_rows) {
+    const bool last = !cursors || args.k - block <= args.block_rows;
+    int64_t p = begin;
+    for (int64_t r = first_row; p < end; ++r) {
+      const int64_t next = offsets[r + 1] < end ? offsets[r + 1] : end;
+      const int64_t from = block > 0 ? cursors[r - first_row] : p;
+      int64_t stop = next;
+      if (!last) {
+        for (stop = from; stop < next && columns[stop] < block + args.block_rows;) ++stop;
+        cursors[r - first_row] = int32_t(stop);
       }
+      if (from < stop) {
+        DotsOfRow<kPrefetch>(args, Row(rows.OfX(r, 1), width), rows, from, stop, stored, results);
+      }
+      p = next;
     }
-    p = stop;
+    if (last) return;
   }
 }
 
 // Where d is one of kPieces... whole pieces, does all entries and returns true.
 template <int... kPieces, typename Rows, typename Out>
 bool HeldRowDots(std::integer_sequence<int, kPieces...>, const SddmmArgs& args, const Rows& rows,
-                 int64_t begin, int64_t end, Out results) {
+                 int64_t begin, int64_t end, int32_t* cursors, Out results) {
   using T = typename Rows::Number;
   const auto run = [&](auto pieces) {
     using Row = HeldRow<decltype(pieces)::value, T>;
-    if (args.prefetch_entries > 0) {
-      RowDots<Row, true>(args, rows, begin, end, results);
+    if (args.prefetch_entries > 0 && !cursors) {
+      RowDots<Row, true>(args, rows, begin, end, cursors, results);
     } else {
-      RowDots<Row, false>(args, rows, begin, end, results);
+      RowDots<Row, false>(args, rows, begin, end, cursors, results);
     }
     return true;
   };
@@ -73,7 +94,8 @@ void NarrowDots(const SddmmArgs& args, const OwnRows<T>& rows, int64_t begin, in
 
 // Entries [begin, end), none of which is padding.
 template <typename Rows, typename Out>
-void EntryDots(const SddmmArgs& args, const Rows& rows, int64_t begin, int64_t end, Out results) {
+void EntryDots(const SddmmArgs& args, const Rows& rows, int64_t begin, int64_t end,
+               int32_t* cursors, Out results) {
   using T = typename Rows::Number;
   if constexpr (sizeof(T) >= 4 && std::is_same_v<Rows, OwnRows<T>>) {
     if (args.d == 1) return NarrowDots<1>(args, rows, begin, end, results);
@@ -83,8 +105,8 @@ void EntryDots(const SddmmArgs& args, const Rows& rows, int64_t begin, int64_t e
   }
   using Held = std::conditional_t<kInPairs<T>, std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8>,
                                   std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16>>;
-  if (HeldRowDots(Held(), args, rows, begin, end, results)) return;
-  RowDots<AnyRow<T>, false>(args, rows, begin, end, results);
+  if (HeldRowDots(Held(), args, rows, begin, end, cursors, results)) return;
+  RowDots<AnyRow<T>, false>(args, rows, begin, end, cursors, results);
 }
 
 template <typename T>
@@ -98,10 +120,13 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t p = end; p < stop; ++p) out[p] = T{};
   if (begin == end) return;
+  Slab* const slab = args.block_rows > 0 ? FreeSlab(args.cursors) : nullptr;
+  auto* const cursors = slab ? static_cast<int32_t*>(slab->memory) : nullptr;
   WithRows<T>(args, batch, [&](const auto& rows) {
     WithResults(args, out, args.entries, batch,
-                [&](auto results) { EntryDots(args, rows, begin, end, results); });
+                [&](auto results) { EntryDots(args, rows, begin, end, cursors, results); });
   });
+  if (slab) GiveBack(slab);
 }
 
 }  // namespace

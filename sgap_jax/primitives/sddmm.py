@@ -280,12 +280,13 @@ def _cpu(
     problem, operands, _ = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile, OctetTile)
     if isinstance(tile, OctetTile):
-        target, chunk = "sgap_sddmm_octet_v1", CPU_TASK
-    else:
-        assert isinstance(tile, CpuTile)
-        target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
-        chunk = tile.nonzeros
-    return ffi_lowering(target, ctx, operands, chunk_nonzeros=chunk)
+        return ffi_lowering("sgap_sddmm_octet_v1", ctx, operands, chunk_nonzeros=CPU_TASK)
+    assert isinstance(tile, CpuTile)
+    target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
+    attrs = dict(chunk_nonzeros=tile.nonzeros)
+    if tile.columns:
+        attrs |= dict(block_rows=tile.columns)
+    return ffi_lowering(target, ctx, operands, **attrs)
 
 
 def _cuda(

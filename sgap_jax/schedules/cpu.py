@@ -90,12 +90,16 @@ def _narrow_pieces(problem: Problem, cores: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CpuTile(Schedule):
-    """Dense columns in tiles, nonzeros in chunks; a chunk of one tile is the unit of parallel work.
+    """Columns in tiles, nonzeros in chunks; a chunk is the unit of parallel work, in spmm of one
+    tile.
 
     Attributes:
-      columns: dense columns of one pass over the sparse operand; 0 takes all of them in one pass.
-        A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
-        the sparse operand fewer times. Only spmm tiles its columns.
+      columns: of spmm, dense columns of one pass over the sparse operand; 0 takes all of them in
+        one pass. A narrower tile keeps its k x columns slab of the dense operand in cache; a wider
+        one reads the sparse operand fewer times. Of sddmm without column vectors, columns of the
+        pattern, which are rows of Y: all rows of a chunk take their entries in these before those
+        in the next ones, so that rows of Y that a chunk uses many times stay in cache. No other
+        operation has tiles.
       nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
         boundaries depend on this and on the structure, never on the number of threads, so results
         are the same bits for any number of threads.
@@ -124,10 +128,14 @@ class CpuTile(Schedule):
             raise ScheduleError("CpuTile: packed=True copies tiles; say how wide, e.g. columns=32")
 
     def check(self, problem: Problem) -> None:
-        if problem.op != "spmm" and self.columns != 0:
+        entries = problem.op == "sddmm" and problem.vector_length is None
+        if problem.op != "spmm" and self.columns != 0 and not entries:
             raise ScheduleError(
-                f"CpuTile: only spmm has dense columns to tile; use columns=0 for {problem.op}"
+                "CpuTile: only spmm, and sddmm without column vectors, have columns to tile; use "
+                f"columns=0 for {problem.op}"
             )
+        if problem.op == "sddmm" and self.packed:
+            raise ScheduleError("CpuTile: only spmm packs tiles; use packed=False for sddmm")
         self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
@@ -147,10 +155,16 @@ class CpuTile(Schedule):
                 f"      C[i, j0:j0+{tile}] = acc"
             )
         if problem.op == "sddmm":
+            k, tile, begin = problem.shape[1], self.columns, "  "
+            chunk = "chunk:                         # row i of p by binary search"
+            if 0 < tile < k:
+                begin = f"  for j0 in range(0, {k}, {tile}):           # rows of Y in cache\n    "
+                chunk = f"chunk with j0 <= column_indices[p] < j0 + {tile}:"
             return (
                 f"parallel for chunk of {self.nonzeros} nonzeros:\n"
-                "  for p in chunk:                         # row i of p by binary search\n"
-                f"    values[p] = dot(X[i, 0:{problem.n}], Y[column_indices[p], 0:{problem.n}])"
+                f"{begin}for p in {chunk}\n"
+                f"{' ' * len(begin.rpartition(chr(10))[2])}  values[p] = "
+                f"dot(X[i, 0:{problem.n}], Y[column_indices[p], 0:{problem.n}])"
                 " * weights[p] * scale  # where given"
             )
         return (

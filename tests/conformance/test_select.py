@@ -293,6 +293,32 @@ def test_small_products_on_intel_take_small_chunks():
     assert chosen_on(INTEL, 512, 120_000, 64) == chosen_on(Machine(), 512, 120_000, 64) == large
 
 
+def test_an_sddmm_on_intel_takes_rows_of_y_in_blocks():
+    of = dict(op="sddmm", shape=(10_000, 10_000), nnz=10**6, n=128)  # Y is 2.4 times L2
+    blocks = CpuTile(columns=2560, nonzeros=125_000)
+
+    def chosen(machine=INTEL, **other):
+        with on_machine(machine):
+            return choose_schedule(Problem(**of | other))
+
+    assert chosen() == blocks
+    assert (
+        chosen(n=256) == chosen(n=128, dtype="float64") == dataclasses.replace(blocks, columns=1280)
+    )
+    assert chosen(n=256, dtype="float16") == chosen(format="COO") == blocks
+    assert chosen(batch=2).nonzeros == 250_000 and chosen(batch=9).nonzeros == 10**6
+    for other in (
+        dict(machine=Machine(l2_bytes=2 << 20)),
+        dict(machine=dataclasses.replace(INTEL, cores=9)),  # chunks that use a row of Y seldom
+        dict(n=78),  # Y is 3/2 of L2 or less
+        dict(nnz=200_000),
+        dict(shape=(100_000, 10_000), nnz=300_000),  # few entries in a row
+        dict(shape=(10_000, 30_000), n=64, nnz=200_000),
+        dict(format="CVS(8)"),
+    ):
+        assert chosen(**other) == CpuTile()
+
+
 def test_caches_are_counted_in_those_of_the_machine():
     # (columns of A, n) at a bound of the default machine, that is kept where all sizes are doubled.
     twice = Machine(l1_bytes=96 << 10, l2_bytes=2 << 20)

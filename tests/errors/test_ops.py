@@ -241,7 +241,7 @@ def test_illegal_tiles(fields):
 
 def test_a_tile_that_the_op_cannot_obey_is_refused():
     with pytest.raises(ScheduleError, match="columns"):
-        sddmm(A, jnp.ones((M, 4), jnp.float32), B, schedule=CpuTile(columns=8))
+        row_sum(A, schedule=CpuTile(columns=8))
     f = jax.jit(lambda B: spmm(A, B, schedule=CpuTile()))
     with pytest.raises(NotImplementedError, match="platform"):
         f.trace(B).lower(lowering_platforms=("tpu",))
@@ -293,6 +293,12 @@ def test_schedules_are_values():
     assert choose_schedule(few).nonzeros < choose_schedule(dataclasses.replace(few, n=64)).nonzeros
     small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
     assert small.nonzeros < large.nonzeros
+    blocks = CpuTile(columns=16, nonzeros=64)
+    assert "for j0 in range(0, 80, 16):" in blocks.explain(Problem("sddmm", (50, 80), 900, 8))
+    with pytest.raises(ScheduleError, match="sddmm without column vectors, have columns to tile"):
+        blocks.check(Problem("sddmm", (50, 80), 900, 8, format="CVS(2)"))
+    with pytest.raises(ScheduleError, match="only spmm packs tiles; use packed=False for sddmm"):
+        CpuTile(columns=16, packed=True).check(Problem("sddmm", (50, 80), 900, 8))
 
 
 def test_a_schedule_of_a_user_may_have_fields_of_any_name():

@@ -222,6 +222,36 @@ def test_rows_that_are_widened_first_change_no_bits(length, isa):
         np.testing.assert_array_equal(found, expected)
 
 
+@typed
+def test_blocks_of_rows_change_no_bits(dtype, isa):
+    """Dot products by blocks of rows of Y: columns in any order, rows that are empty, split and
+    within one block, and a batch whose elements have a Y each."""
+    rng, k = np.random.default_rng(3), 61
+    lengths = np.resize([0, 3, 90, 0, 17, 1, 200], 23)
+    offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    indices = rng.integers(0, k, offsets[-1] + 5).astype(np.int32)  # 5 of padding
+    absent = cast(np.zeros((1, 0)), dtype)
+    scale = cast(np.full((2, 1), 0.5), "float64" if dtype == "float64" else "float32")
+    for d in (3, 4, 64, 130):
+        x, y = (cast(rng.standard_normal((2, n, d)), dtype) for n in (len(lengths), k))
+        arrays, result = (offsets, indices, x, y, absent, scale), ((2, len(indices)), x.dtype)
+        plain, *blocks = (
+            run("sgap_sddmm_csr_v1", arrays, [result], attributes, isa, threads=3)[0]
+            for attributes in (
+                dict(chunk_nonzeros=64),
+                dict(chunk_nonzeros=64, block_rows=0),
+                dict(chunk_nonzeros=97, block_rows=7),
+                dict(chunk_nonzeros=10_000, block_rows=1),
+                dict(chunk_nonzeros=10_000, block_rows=60),
+                dict(chunk_nonzeros=500, block_rows=2**31 - 1),
+            )
+        )
+        for found in blocks:
+            np.testing.assert_array_equal(found.view(np.uint8), plain.view(np.uint8))
+    with pytest.raises(ValueError, match="block_rows: expected 0 or more"):
+        run("sgap_sddmm_csr_v1", arrays, [result], dict(chunk_nonzeros=9, block_rows=-1), isa)
+
+
 @pytest.mark.parametrize(("dtype", "isa"), typed_isas(["float16", "bfloat16"]))
 def test_structures_that_share_threads_unequally(dtype, isa):
     """A call on two structures has one slab for each, and all its threads take tasks of the one
