@@ -23,6 +23,7 @@ struct SpmmArgs : ColumnTiles {
   const int32_t* offsets;      // [block rows + 1], of the transpose of vectors [m + 1]
   const int32_t* indices;      // [entries]
   const int32_t* permutation;  // [entries], or null: q(p) = p
+  bool ordered;                // values are in order by now: sums are those of permuted ones
   void* y;                     // [batch, m, n]
   bool transpose;              // the second equation of vectors
   int64_t m, entries, length;

@@ -41,6 +41,52 @@ void CutColumns(int64_t tile_columns, ColumnTiles* tiles) {
   tiles->slabs = {};
 }
 
+// Values that are reached through a permutation, in the order of the entries: several tiles read
+// them, and the first that comes to the entries of a task writes them.
+class OrderedValues {
+ public:
+  // None where there is no memory for them.
+  void Prepare(const SpmmArgs& args) {
+    const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
+    memory_ = AcquireWorkspace(size_t(batch) * args.entries * DtypeBytes(args.dtype));
+    if (memory_) states_.reset(new int32_t[batch * args.row_tasks]());
+  }
+
+  // Makes those of a task the values of `args`, but while another thread writes them.
+  void Take(int64_t task, SpmmArgs* args) const {
+    const int64_t batch = args->values_stride == 0 ? 0 : task / args->row_tasks % args->batch;
+    int32_t* const state = &states_[batch * args->row_tasks + task % args->row_tasks];
+    int32_t expected = kNone;
+    if (__atomic_compare_exchange_n(state, &expected, kBegun, false, __ATOMIC_ACQUIRE,
+                                    __ATOMIC_ACQUIRE)) {
+      if (DtypeBytes(args->dtype) == sizeof(float)) Write<float>(*args, batch, task);
+      if (DtypeBytes(args->dtype) == sizeof(double)) Write<double>(*args, batch, task);
+      __atomic_store_n(state, kWritten, __ATOMIC_RELEASE);
+    } else if (expected == kBegun) {
+      return;
+    }
+    args->values = memory_.get();
+    args->permutation = nullptr;
+    args->ordered = true;
+  }
+
+  explicit operator bool() const { return states_ != nullptr; }
+
+ private:
+  enum State { kNone, kBegun, kWritten };
+
+  template <typename T>
+  void Write(const SpmmArgs& args, int64_t batch, int64_t task) const {
+    const T* const from = static_cast<const T*>(args.values) + batch * args.values_stride;
+    T* const to = static_cast<T*>(memory_.get()) + batch * args.values_stride;
+    const auto [begin, end] = args.EntriesOf(task);
+    for (int64_t p = begin; p < end; ++p) to[p] = from[args.permutation[p]];
+  }
+
+  Workspace memory_;
+  std::unique_ptr<int32_t[]> states_;
+};
+
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
@@ -48,11 +94,18 @@ struct SpmmCall {
   ProductPlan plan;
   SlabMemory slabs;
   std::unique_ptr<char[]> values;  // of compacted vectors
+  OrderedValues ordered;
   int64_t tasks, work;
   int32_t wrong = 0;  // where args.wrong points
 
   bool Run(const Structure& structure, int64_t task) const {
     if (!args.wrong && !structure.EntriesHold(args.EntriesOf(task))) return false;
+    if (ordered) {
+      SpmmArgs own = args;
+      ordered.Take(task, &own);
+      kernel(own, task);
+      return true;
+    }
     kernel(args, task);
     return !args.wrong || !__atomic_load_n(args.wrong, __ATOMIC_RELAXED);
   }
@@ -88,6 +141,11 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
   if (schedule.pack) {
     const size_t slab = size_t(args.k) * args.tile_columns * AccumulatorBytes(args.dtype);
     args.slabs = call->slabs.Acquire(threads, call->tasks, slab);
+  }
+  // In bfloat16 products of pairs, which other bits come of, are of values in order.
+  const bool wide = args.dtype == Dtype::kFloat32 || args.dtype == Dtype::kFloat64;
+  if (kernel == Kernels().Spmm && args.permutation && args.tiles > 1 && wide) {
+    call->ordered.Prepare(args);
   }
   return call;
 }

@@ -202,6 +202,7 @@ class BlockTask {
             RowLoop loop, bool looks)
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
+        ordered_(args.ordered),
         rows_(args.m),
         columns_(columns),
         own_(InPairs<T, X>(columns, permutation_)),
@@ -229,7 +230,7 @@ class BlockTask {
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
   void Rows(const int32_t* offsets, int64_t rows, T* y) {
-    if ((std::is_same_v<T, Acc> || own_) && !permutation_ && !multiply_) {
+    if ((std::is_same_v<T, Acc> || own_) && !permutation_ && !ordered_ && !multiply_) {
       block_.values = std::is_same_v<T, Acc> ? reinterpret_cast<const Acc*>(values_) : nullptr;
       block_.first_entry = 0;
       Run(offsets, rows, y);
@@ -357,6 +358,7 @@ class BlockTask {
 
   const T* values_;
   const int32_t* permutation_;
+  bool ordered_;
   int64_t rows_;  // of the matrix
   int64_t columns_;
   bool own_;  // whether `run_` reads values as they are

@@ -275,6 +275,16 @@ def test_tiles_on_intel(k, uses, n, schedule):
     assert chosen_on(INTEL, k, k * uses, n, dtype="bfloat16") == CpuTile()
 
 
+def test_the_packed_tiles_of_intel_are_those_of_the_transpose_too():
+    for k, uses, n in ((2048, 100, 256), (5200, 40, 256), (10_000, 100, 128), (10_000, 14, 256)):
+        packed = chosen_on(INTEL, k, k * uses, n)
+        assert packed.packed and chosen_on(INTEL, k, k * uses, n, permuted=True) == packed
+    few = dict(k=10_000, nnz=140_000, n=128)  # tiles that are not packed
+    assert chosen_on(INTEL, **few).columns and chosen_on(INTEL, permuted=True, **few) == CpuTile()
+    wide = dict(k=4000, nnz=20 * 4000, n=256)  # as on other machines
+    assert chosen_on(INTEL, permuted=True, **wide) == CpuTile(columns=128, packed=True)
+
+
 def test_packed_tiles_of_16_bits_on_intel():
     """As those of float32, for a B of as many bytes: float16 counts twice."""
     tile, of = CpuTile(columns=32, packed=True), dict(k=10_000, nnz=10**6)

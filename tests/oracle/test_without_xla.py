@@ -222,6 +222,39 @@ def test_rows_that_are_widened_first_change_no_bits(length, isa):
         np.testing.assert_array_equal(found, expected)
 
 
+@isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("batch", [(1, 1), (3, 1), (1, 3), (3, 3)], ids=str)
+def test_tiles_of_permuted_values_are_products_of_their_own(batch, dtype, isa):
+    """Values that several tiles read through a permutation are put in order by the first of them;
+    rows that are longer than what is staged, split and empty. The bits of each tile alone."""
+    rng, k, n = np.random.default_rng(8), 50, 40
+    lengths = np.resize([3, 0, 40, 1100, 7, 0, 1], 31)
+    offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+    stored = int(offsets[-1])
+    indices = rng.integers(0, k, stored + 3).astype(np.int32)
+    permutation = np.r_[rng.permutation(stored), [0, 0, 0]].astype(np.int32)
+    values = cast(rng.standard_normal((batch[0], stored + 3)), dtype)
+    x = cast(rng.standard_normal((batch[1], k, n)), dtype)
+
+    def product(x, **tiles):
+        arrays, size = (values, offsets, indices, permutation, x), (max(batch), 31, x.shape[2])
+        attributes = TILES | tiles
+        return run("sgap_spmm_csr_v1", arrays, [(size, x.dtype)], attributes, isa, threads=3)[0]
+
+    columns = [np.ascontiguousarray(x[:, :, j : j + 16]) for j in range(0, n, 16)]
+    for chunk, pack in ((300, False), (300, True), (5000, True)):
+        chunks = dict(chunk_nonzeros=chunk)
+        alone = [product(part, **chunks) for part in columns]
+        found = product(x, tile_columns=16, pack=pack, **chunks)
+        np.testing.assert_array_equal(found, np.concatenate(alone, axis=2))
+    dense = np.zeros((batch[0], 31, k))
+    rows = np.repeat(np.arange(31), lengths)
+    for b in range(batch[0]):
+        np.add.at(dense[b], (rows, indices[:stored]), values[b][permutation[:stored]])
+    np.testing.assert_allclose(found, dense @ x.astype(np.float64), rtol=1e-3, atol=1e-3)
+
+
 @typed
 def test_blocks_of_rows_change_no_bits(dtype, isa):
     """Dot products by blocks of rows of Y: columns in any order, rows that are empty, split and
