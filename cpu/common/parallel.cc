@@ -1,7 +1,8 @@
-// Helper threads that have ended a call spin for kStandby, so that the next call gets them without
+// Helper threads that have ended a call spin for a while, so that the next call gets them without
 // waking threads.
 #include "cpu/common/parallel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -22,6 +23,9 @@ struct alignas(64) Slot {
 Slot slots[16];
 std::atomic<int> waiting{0};  // a hint: whether looking through the slots is worthwhile
 std::atomic<Clock::rep> last_end{0};
+std::atomic<Clock::rep> standby{Clock::duration(kStandby).count()};  // since that end
+
+Clock::duration Standby() { return Clock::duration(standby.load(std::memory_order_relaxed)); }
 
 bool Become(Slot& slot, State from, State to) {
   return slot.state.compare_exchange_strong(from, to, std::memory_order_acq_rel);
@@ -36,10 +40,10 @@ Slot* Claim() {
   return nullptr;
 }
 
-// Waits for work to be handed over: null where none has been for kStandby.
+// Waits for work to be handed over: null where none has been for Standby().
 std::shared_ptr<Work> Await(Slot& slot) {
   const auto given = [&] { return slot.state.load(std::memory_order_acquire) == kGiven; };
-  if (!SpinUntil(given, kStandby) && Become(slot, kWaiting, kFree)) return nullptr;
+  if (!SpinUntil(given, Standby()) && Become(slot, kWaiting, kFree)) return nullptr;
   while (!given()) Pause();  // taken: a caller is about to write `work`
   std::shared_ptr<Work> work = std::move(slot.work);
   slot.state.store(kFree, std::memory_order_release);
@@ -52,13 +56,15 @@ void Linger(const Work& work) {
   SpinUntil([&] { return work.Done(); }, kStandby);
 }
 
-void NoteCallEnd() {
+void NoteCallEnd(Clock::duration took) {
+  const Clock::duration shortest = kStandby, longest = kLongStandby;
+  standby.store(std::clamp(took, shortest, longest).count(), std::memory_order_relaxed);
   last_end.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 bool CallsAreClose() {
   const Clock::duration end(last_end.load(std::memory_order_relaxed));
-  return Clock::now().time_since_epoch() - end < kStandby;
+  return Clock::now().time_since_epoch() - end < Standby();
 }
 
 size_t CallStandby(const std::shared_ptr<Work>& work, size_t wanted) {

@@ -54,9 +54,11 @@ class Work {
   bool stand_by = false;  // whether its helpers do afterwards
 };
 
-// How long a helper stands by. A call that comes later finds it back in XLA's pool. Calls from
-// Python that follow each other begin 20 to 70 us after the last one's end (Zen 3).
-constexpr std::chrono::microseconds kStandby(100);
+// How long a helper stands by: as long as the call took that it helped with, at least and at most.
+// A call that comes later finds it back in XLA's pool. Calls from Python that follow each other
+// begin 20 to 70 us after the last one's end (Zen 3), and 80 to 120 us where it went through 5 to 8
+// MB, which leaves little of Python and JAX in the caches (Xeon, family 6 model 167).
+constexpr std::chrono::microseconds kStandby(100), kLongStandby(400);
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -90,13 +92,13 @@ bool CallsAreClose();
 // result would take as long.
 void Linger(const Work& work);
 
-// A call has ended.
-void NoteCallEnd();
+// A call has ended that took so long.
+void NoteCallEnd(std::chrono::steady_clock::duration took);
 
 // Hands work to up to `wanted` threads that stand by. Returns how many took it.
 size_t CallStandby(const std::shared_ptr<Work>& work, size_t wanted);
 
-// Helps with work that callers hand over, until none has come for kStandby.
+// Helps with work that callers hand over, until none has come for a while.
 void StandBy();
 
 // Below this many multiply-adds (or comparable operations) a call runs on the calling thread:
@@ -252,10 +254,11 @@ class Job final : public Work {
     } else {
       promise_.SetAvailable();
     }
-    NoteCallEnd();
+    NoteCallEnd(Clock::now() - begin_);
     done_.store(true, std::memory_order_release);
   }
 
+  const Clock::time_point begin_ = Clock::now();
   Task run_;
   Needed last_needed_;
   const int64_t phases_, threads_, last_phase_tasks_;

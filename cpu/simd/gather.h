@@ -236,13 +236,13 @@ inline Vector<Accumulator<T>, 8> GatherEight(const T* source, const int32_t* ind
   }
 }
 
-// Sixteen elements by the instruction.
-inline Vector<float, 16> GatherAtOnce(const float* source, const int32_t* indices) {
+// Eight elements by the instruction.
+inline Vector<float, 8> GatherAtOnce(const float* source, const int32_t* indices) {
 #if defined(__AVX512F__)
-  return BitCast<Vector<float, 16>>(
-      _mm512_i32gather_ps(_mm512_loadu_si512(indices), source, sizeof(float)));
+  const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices));
+  return BitCast<Vector<float, 8>>(_mm256_i32gather_ps(source, all, sizeof(float)));
 #else
-  return Gather<float, 16>(source, indices);
+  return Gather<float, 8>(source, indices);
 #endif
 }
 

@@ -203,7 +203,8 @@ class BlockTask {
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         ordered_(args.ordered),
-        rows_(args.m),
+        even_steps_(args.m > kRememberedRows ||
+                    (sizeof(T) == 4 && args.entries >= kLookedRow * args.m)),
         columns_(columns),
         own_(InPairs<T, X>(columns, permutation_)),
         run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
@@ -299,7 +300,7 @@ class BlockTask {
     }
 #if SGAP_GATHERED_COLUMN
     if constexpr (Tile::kGathered) {
-      if (loop == RowLoop::kLong && rows_ > kRememberedRows && ThisMachine().gathers) {
+      if (loop == RowLoop::kLong && even_steps_ && ThisMachine().gathers) {
         run_ = &GatheredColumn<T>::template Run<kLooks>;
         return;
       }
@@ -359,7 +360,7 @@ class BlockTask {
   const T* values_;
   const int32_t* permutation_;
   bool ordered_;
-  int64_t rows_;  // of the matrix
+  bool even_steps_;  // whether no branch depends on how long the last step of a row is
   int64_t columns_;
   bool own_;  // whether `run_` reads values as they are
   bool wrong_ = false;

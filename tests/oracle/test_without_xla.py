@@ -383,13 +383,30 @@ def test_transposed_short_rows_of_one_column(dtype, isa):
 @isas
 @pytest.mark.parametrize(
     ("lengths", "times"),
-    [((2, 7, 0, 5), 30), ((48, 77, 50), 30), ((16, 31, 18), 1366)],  # many rows: on Intel
-    ids=["short", "long", "many"],
+    # Long rows of a few lengths, and many rows: on Intel.
+    [((2, 7, 0, 5), 30), ((48, 77, 50), 30), ((16, 31, 18), 30), ((16, 31, 18), 1366)],
+    ids=["short", "long", "less_long", "many"],
 )
 def test_a_wrong_index_of_a_product_with_one_column(lengths, times, isa):
     """Its kernels look at indices as they go, some together: wherever the wrong one is, it is not
     followed, and the others count."""
     check_wrong_indices(lengths * times, 1, isa)
+
+
+@typed
+def test_rows_of_one_column_have_the_same_bits_among_shorter_ones(dtype, isa):
+    """On Intel the mean length and the number of rows choose the loop."""
+    case = from_row_lengths("rows", 300, (*range(48, 112), *(16,) * 4100))
+    values, x = cast(case.values, dtype), cast(dense_operand(case, 1), dtype)
+    results = []
+    for rows in (64, 300, case.shape[0]):
+        offsets = case.row_offsets[: rows + 1]
+        entries = slice(offsets[-1])
+        arrays = (values[None, entries], offsets, case.column_indices[entries], NONE, x[None])
+        result = ((1, rows, 1), x.dtype)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | dict(chunk_nonzeros=8192), isa)
+        results.append(y[0, :64].tobytes())
+    assert len(set(results)) == 1
 
 
 @isas
