@@ -247,7 +247,7 @@ class BackwardOctets {
       if (args_.dbias) Store<float, kTileColumns>(slopes, own);
       return own;
     };
-    octets_.Sums(weights_, k, indices, count, fresh_, dq_, args_.padded_depth, [&](int64_t step) {
+    const auto make = [&](int64_t step, auto&& beside) {
       weights_.Set(step, [&](int i, V* low, V* high) {
         const int64_t from = step * kStep + 2 * i * kTileColumns, next = from + kTileColumns;
         V first, second;
@@ -255,8 +255,10 @@ class BackwardOctets {
         *high = slope(scores_ + next, slopes_ + next, &second);
         StoreTwo<BFloat16>(reinterpret_cast<BFloat16*>(narrow_terms_ + from), first, second);
         StoreTwo<BFloat16>(reinterpret_cast<BFloat16*>(narrow_slopes_ + from), *low, *high);
+        beside(i);
       });
-    });
+    };
+    octets_.Sums(weights_, k, indices, count, fresh_, dq_, args_.padded_depth, make);
     fresh_ = false;
     if (args_.dbias) StoreBias(at, p, count);
     tiles_.Reshape(key_shapes_);

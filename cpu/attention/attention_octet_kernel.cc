@@ -44,7 +44,7 @@ class ForwardOctets {
         Shrink(shrink, depth);
       }
       octets_.Sums(weights_, v, args_.indices + p, count, p == begin, sums_, depth,
-                   [&](int64_t step) {
+                   [&](int64_t step, auto&& beside) {
                      const float* scores = scores_ + step * kStep;
                      weights_.Set(step, [&](int i, V* low, V* high) {
                        const float* at = scores + 2 * i * kTileColumns;
@@ -53,6 +53,7 @@ class ForwardOctets {
                        *low = Exp2OfNegative<kTileColumns>(s);
                        *high = Exp2OfNegative<kTileColumns>(t);
                        total += *low + *high;
+                       beside(i);
                      });
                    });
     }

@@ -95,9 +95,9 @@ class AttentionOctets {
 
   static TileShapes Shapes() {
     TileShapes shapes;
-    for (int i = kSums; i < kLeft; ++i) shapes.Set(i, kRows, kTileBytes);
-    for (int i = kLeft; i < kGathered; ++i) shapes.Set(i, kTileRows, kRows * sizeof(float));
-    for (int i = kGathered; i < 8; ++i) shapes.Set(i, kTileRows, kTileBytes);
+    for (int i = kSums; i < kGathered; ++i) shapes.Set(i, kRows, kTileBytes);
+    shapes.Set(kGathered, kTileRows, kTileBytes);
+    for (int i = kLeft; i < 8; ++i) shapes.Set(i, kTileRows, kRows * sizeof(float));
     return shapes;
   }
 
@@ -105,116 +105,124 @@ class AttentionOctets {
   // stored.
   void Dots(const OctetPairs<kRows>& rows, const OctetKeys& keys, const int32_t* indices, int count,
             float* scores) {
-    const int64_t chunks = keys.depth <= kChunk ? 1 : (keys.depth + kChunk - 1) / kChunk;
-    const int64_t groups = (count + kTileRows - 1) / kTileRows;
-    Step before = {};
-    bool turn = false;
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t j = group * kTileRows;
-      const bool follow = count - j >= kTileRows && FollowEachOther(indices + j);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk, turn = !turn) {
-        const int64_t d = chunk * kChunk;
-        const bool both = keys.depth - d >= kChunk;
-        Step own = {group, chunk, both, gathered_[turn], sizeof(gathered_[0][0])};
-        if (follow) {
-          own.keys = keys.Row(indices[j]) + d;
-          own.stride = int64_t(keys.stride * sizeof(BFloat16));
-        } else if (both) {
-          Gather<2>(keys, indices + j, count - j, d, gathered_[turn]);
-        } else {
-          Gather<1>(keys, indices + j, count - j, d, gathered_[turn]);
-        }
-        if (before.keys) Multiply(rows, before, chunks, scores);
-        before = own;
+    for (int64_t d = 0; d < keys.depth; d += kChunk) {
+      if (keys.depth - d >= kChunk) {
+        DotsOfChunk<2>(rows, keys, d, indices, count, scores);
+      } else {
+        DotsOfChunk<1>(rows, keys, d, indices, count, scores);
       }
     }
-    Multiply(rows, before, chunks, scores);
-    StoreScores(groups - 1, scores);
   }
 
   // sums[r * stride + d] += the sum over `count` keys of weights(j, r) * value j at d, for all
-  // features of the values; or = where `fresh`. before(step) is called for each 32 keys before
-  // their weights are read.
+  // features of the values; or = where `fresh`. before(step, beside) is called for each 32 keys
+  // before their weights are read. It calls beside(i) for all i below kRows, between what it
+  // computes: values are gathered then, which waits for other units.
   template <int kMostKeys, typename Before>
   void Sums(const OctetWeights<kRows, kMostKeys>& weights, const OctetKeys& values,
             const int32_t* indices, int count, bool fresh, float* sums, int64_t stride,
             Before&& before) {
-    using Pairing = OctetWeights<kRows, kMostKeys>;
-    const int64_t steps = (count + kTileDepth - 1) / kTileDepth;
-    for (int64_t d = 0; d < values.depth; d += kTileDepth) {
-      tiles_.template Zero<kSums>(), tiles_.template Zero<kSums + 1>();
-      for (int64_t s = 0; s <= steps; ++s) {
-        if (s < steps) {
-          const int64_t j = s * kTileDepth;
-          if (d == 0) before(s);
-          GatherPairs<Pairing>(values, indices + j, count - j, d, pairs_[s % 2]);
-        }
-        if (s == 0) continue;
-        const auto& pairs = pairs_[(s - 1) % 2];
-        tiles_.template Load<kWeights>(weights.steps[s - 1], kTileBytes);
-        tiles_.template Load<kGathered>(pairs[0], kTileBytes);
-        tiles_.template Dot<kSums, kWeights, kGathered>();
-        tiles_.template Load<kGathered>(pairs[1], kTileBytes);
-        tiles_.template Dot<kSums + 1, kWeights, kGathered>();
-      }
-      StoreSums(fresh, sums + d, stride);
+    for (int64_t d = 0; d < values.depth; d += kChunk) {
+      SumsOfChunk(weights, values, d, indices, count, fresh, sums + d, stride, before);
     }
   }
 
  private:
-  enum Tile { kSums, kWeights = 2, kLeft, kScores = 5, kGathered = 7 };
+  // All eight: of the rows and of the scores there is one, loaded and stored the more often.
+  enum Tile { kSums, kWeights = 4, kGathered, kLeft, kScores };
   static constexpr int64_t kGroup = kTileRows * kRows;  // scores of 16 keys
-  static constexpr int64_t kChunk = 2 * kTileDepth;     // features of a step of dot products
+  static constexpr int64_t kChunk = 2 * kTileDepth;     // features of a step
 
-  // A step of dot products: a chunk of the features of 16 keys, `stride` bytes apart.
-  struct Step {
-    int64_t group, chunk;
-    bool both;  // parts of the chunk
-    const void* keys;
-    int64_t stride;
-  };
-
-  void Multiply(const OctetPairs<kRows>& rows, const Step& step, int64_t chunks, float* scores) {
+  // Scores of kParts parts of the features, from d on, added to those of the features before.
+  template <int kParts>
+  void DotsOfChunk(const OctetPairs<kRows>& rows, const OctetKeys& all, int64_t d,
+                   const int32_t* indices, int64_t count, float* scores) {
     constexpr int64_t kStride = kRows * sizeof(float);
-    if (step.group == 0 || chunks > 1) {
-      tiles_.template Load<kLeft>(rows.parts[2 * step.chunk], kStride);
-      if (step.both) tiles_.template Load<kLeft + 1>(rows.parts[2 * step.chunk + 1], kStride);
+    const OctetKeys keys = all;  // in registers: the compiler takes tiles to write anywhere
+    const auto* const left = rows.parts + d / kTileDepth;
+    const int64_t groups = (count + kTileRows - 1) / kTileRows;
+    struct {
+      const char* keys;
+      int64_t stride;
+    } turns[2] = {};
+    for (int64_t group = 0; group < groups + 2; ++group) {
+      auto& turn = turns[group % 2];
+      if (group >= 2) {
+        // The scores of a group are stored when its successor is gathered, not to wait for them.
+        float* const own = scores + (group - 2) * kGroup;
+        if (group > 2) tiles_.template Store<kScores>(own - kGroup, kStride);
+        if (d == 0) {
+          tiles_.template Zero<kScores>();
+        } else {
+          tiles_.template Load<kScores>(own, kStride);
+        }
+        for (int part = 0; part < kParts; ++part) {
+          tiles_.template Load<kLeft>(left[part], kStride);
+          tiles_.template Load<kGathered>(turn.keys + part * kTileBytes, turn.stride);
+          tiles_.template Dot<kScores, kGathered, kLeft>();
+        }
+      }
+      if (group >= groups) continue;
+      const int64_t j = group * kTileRows;
+      if (count - j >= kTileRows && FollowEachOther(indices + j)) {
+        turn.keys = reinterpret_cast<const char*>(keys.Row(indices[j]) + d);
+        turn.stride = int64_t(keys.stride * sizeof(BFloat16));
+      } else {
+        auto& to = gathered_[group % 2];
+        Gather<kParts>(keys, indices + j, count - j, d, to);
+        turn.keys = reinterpret_cast<const char*>(to);
+        turn.stride = sizeof(to[0]);
+      }
     }
-    if (step.group % 2 == 0) {
-      MultiplyInto<kScores>(step);
-    } else {
-      MultiplyInto<kScores + 1>(step);
-    }
-    // The scores of a group are stored when those of the next one have begun, not to wait for them.
-    if (step.chunk == 0 && step.group > 0) StoreScores(step.group - 1, scores);
+    tiles_.template Store<kScores>(scores + (groups - 1) * kGroup, kStride);
   }
 
-  template <int kOwn>
-  void MultiplyInto(const Step& step) {
-    if (step.chunk == 0) tiles_.template Zero<kOwn>();
-    tiles_.template Load<kGathered>(step.keys, step.stride);
-    tiles_.template Dot<kOwn, kGathered, kLeft>();
-    if (!step.both) return;
-    tiles_.template Load<kGathered>(static_cast<const char*>(step.keys) + kTileBytes, step.stride);
-    tiles_.template Dot<kOwn, kGathered, kLeft + 1>();
-  }
-
-  void StoreScores(int64_t group, float* scores) {
-    constexpr int64_t kStride = kRows * sizeof(float);
-    if (group % 2 == 0) {
-      tiles_.template Store<kScores>(scores + group * kGroup, kStride);
-    } else {
-      tiles_.template Store<kScores + 1>(scores + group * kGroup, kStride);
+  // Sums of the features from d on, one part of them or two.
+  template <int kMostKeys, typename Before>
+  void SumsOfChunk(const OctetWeights<kRows, kMostKeys>& weights, const OctetKeys& all, int64_t d,
+                   const int32_t* indices, int count, bool fresh, float* sums, int64_t stride,
+                   Before&& before) {
+    using Pairing = OctetWeights<kRows, kMostKeys>;
+    const OctetKeys values = all;
+    const bool both = values.depth - d >= kChunk;
+    const int64_t steps = (count + kTileDepth - 1) / kTileDepth;
+    tiles_.template Zero<kSums>(), tiles_.template Zero<kSums + 1>();
+    if (both) tiles_.template Zero<kSums + 2>(), tiles_.template Zero<kSums + 3>();
+    for (int64_t s = 0; s <= steps; ++s) {
+      if (s < steps) {
+        const int32_t* const own = indices + s * kTileDepth;
+        const int64_t left = count - s * kTileDepth;
+        auto& to = pairs_[s % 2];
+        const bool whole = left >= kTileDepth;
+        if (!whole) GatherLastPairs<Pairing>(values, own, left, d, both, to);
+        const auto share = [&](int i) __attribute__((always_inline)) {
+          if (whole) GatherPairs<Pairing>(values, own, d, i, both, to);
+        };
+        if (d == 0) {
+          before(s, share);
+        } else {
+#pragma GCC unroll 16
+          for (int i = 0; i < kRows; ++i) share(i);
+        }
+      }
+      if (s == 0) continue;
+      const auto& pairs = pairs_[(s - 1) % 2];
+      tiles_.template Load<kWeights>(weights.steps[s - 1], kTileBytes);
+      AddProduct<0>(pairs), AddProduct<1>(pairs);
+      if (both) AddProduct<2>(pairs), AddProduct<3>(pairs);
     }
+    StoreSums<0>(fresh, sums, stride);
+    if (both) StoreSums<2>(fresh, sums + kTileDepth, stride);
   }
 
   // Whether kTileRows keys lie one after the other, as those of a band or of a block do: a tile is
   // loaded from where they lie then.
   static bool FollowEachOther(const int32_t* indices) {
-    uint32_t apart = 0;
-#pragma GCC unroll 16
-    for (int i = 0; i < kTileRows; ++i) apart |= uint32_t(indices[i]) - (uint32_t(indices[0]) + i);
-    return apart == 0;
+    using Numbers = Vector<int32_t, kTileRows>;
+    Vector<uint32_t, kTileRows> own;
+    std::memcpy(&own, indices, sizeof(own));
+    const auto other = own - LaneNumbers<uint32_t, kTileRows>() != own[0];
+    return LanesFrom<int32_t, kTileRows>(other ? Numbers{} + 1 : Numbers{}, 1) == 0;
   }
 
   // Up to kTileRows keys, kParts parts of each; zero where there is none.
@@ -231,34 +239,51 @@ class AttentionOctets {
     for (int64_t i = count; i < kTileRows; ++i) std::memset(static_cast<void*>(to[i]), 0, kBytes);
   }
 
-  using PairTiles = uint16_t[2][kTileRows][kTileDepth];
+  using PairTiles = uint16_t[2 * kChunk / kTileDepth][kTileRows][kTileDepth];
 
-  // Up to kTileDepth keys, of which pairs are those of `Pairing`; 32 features of each.
+  // kTileDepth keys, of which pairs are those of `Pairing`: one of kRows shares of the pairs.
   template <typename Pairing>
-  static void GatherPairs(const OctetKeys& keys, const int32_t* indices, int64_t count, int64_t d,
-                          PairTiles& to) {
-    if (count >= kTileDepth) {
-#pragma GCC unroll 16
-      for (int pair = 0; pair < kTileRows; ++pair) {
-        const int j = Pairing::KeyOfPair(pair);
-        StorePairs(LoadTileRow(keys.Row(indices[j]) + d),
-                   LoadTileRow(keys.Row(indices[j + kKeys]) + d), to[0][pair], to[1][pair]);
-      }
-      return;
-    }
-    const auto load = [&](int j) {
-      return j < count ? LoadTileRow(keys.Row(indices[j]) + d) : TileRow{};
-    };
-    for (int pair = 0; pair < kTileRows; ++pair) {
+  [[gnu::always_inline]] static void GatherPairs(const OctetKeys& keys, const int32_t* indices,
+                                                 int64_t d, int share, bool both, PairTiles& to) {
+    constexpr int kShare = kTileRows / kRows;
+#pragma GCC unroll 4
+    for (int pair = share * kShare; pair < (share + 1) * kShare; ++pair) {
       const int j = Pairing::KeyOfPair(pair);
-      StorePairs(load(j), load(j + kKeys), to[0][pair], to[1][pair]);
+      const BFloat16 *x = keys.Row(indices[j]) + d, *y = keys.Row(indices[j + kKeys]) + d;
+      StorePairs(LoadTileRow(x), LoadTileRow(y), to[0][pair], to[1][pair]);
+      if (!both) continue;
+      StorePairs(LoadTileRow(x + kTileDepth), LoadTileRow(y + kTileDepth), to[2][pair],
+                 to[3][pair]);
     }
   }
 
+  // Fewer keys, all of their pairs.
+  template <typename Pairing>
+  [[gnu::noinline]] static void GatherLastPairs(const OctetKeys& keys, const int32_t* indices,
+                                                int64_t count, int64_t d, bool both,
+                                                PairTiles& to) {
+    for (int part = 0; part < (both ? 2 : 1); ++part, d += kTileDepth) {
+      const auto load = [&](int j) {
+        return j < count ? LoadTileRow(keys.Row(indices[j]) + d) : TileRow{};
+      };
+      for (int pair = 0; pair < kTileRows; ++pair) {
+        const int j = Pairing::KeyOfPair(pair);
+        StorePairs(load(j), load(j + kKeys), to[2 * part][pair], to[2 * part + 1][pair]);
+      }
+    }
+  }
+
+  template <int kTile>
+  void AddProduct(const PairTiles& pairs) {
+    tiles_.template Load<kGathered>(pairs[kTile], kTileBytes);
+    tiles_.template Dot<kSums + kTile, kWeights, kGathered>();
+  }
+
+  template <int kFirst>
   void StoreSums(bool fresh, float* sums, int64_t stride) {
     alignas(64) float tiles[2][kRows][kTileColumns];
-    tiles_.template Store<kSums>(tiles[0], kTileBytes);
-    tiles_.template Store<kSums + 1>(tiles[1], kTileBytes);
+    tiles_.template Store<kSums + kFirst>(tiles[0], kTileBytes);
+    tiles_.template Store<kSums + kFirst + 1>(tiles[1], kTileBytes);
     for (int r = 0; r < kRows; ++r, sums += stride) {
       alignas(64) float row[kTileDepth];
       StorePanel<float>(tiles[0][r], tiles[1][r], kTileDepth, row);
