@@ -54,7 +54,7 @@ class Work {
   bool stand_by = false;  // whether its helpers do afterwards
 };
 
-// How long a helper stands by: as long as the call took that it helped with, at least and at most.
+// How long a helper stands by: as long as the call took that ended last, at least and at most.
 // A call that comes later finds it back in XLA's pool. Calls from Python that follow each other
 // begin 20 to 70 us after the last one's end (Zen 3), and 80 to 120 us where it went through 5 to 8
 // MB, which leaves little of Python and JAX in the caches (Xeon, family 6 model 167).
