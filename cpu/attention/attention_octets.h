@@ -116,8 +116,8 @@ class AttentionOctets {
 
   // sums[r * stride + d] += the sum over `count` keys of weights(j, r) * value j at d, for all
   // features of the values; or = where `fresh`. before(step, beside) is called for each 32 keys
-  // before their weights are read. It calls beside(i) for all i below kRows, between what it
-  // computes: values are gathered then, which waits for other units.
+  // before their weights are read. It calls beside(i) once for each i below kRows, between its own
+  // computations: that gathers a share of the values, so that loads and arithmetic overlap.
   template <int kMostKeys, typename Before>
   void Sums(const OctetWeights<kRows, kMostKeys>& weights, const OctetKeys& values,
             const int32_t* indices, int count, bool fresh, float* sums, int64_t stride,

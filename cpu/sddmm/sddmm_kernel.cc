@@ -30,8 +30,10 @@ template <bool kPrefetch, typename Row, typename Rows, typename Out>
   }
 }
 
-// Entries [begin, end), row by row; with cursors those in block_rows rows of y before those in the
-// next ones, where an entry waits for those before it in its row.
+// Entries [begin, end), row by row. With cursors, one for each row of x, several times: each time
+// all rows of x go on from their cursor through the entries that name the next block_rows rows of
+// y. Where the columns of a row do not ascend, an entry is computed with a later block than its
+// own.
 template <typename Row, bool kPrefetch, typename Rows, typename Out>
 __attribute__((noinline)) void RowDots(const SddmmArgs& args, const Rows rows, int64_t begin,
                                        int64_t end, int32_t* cursors, Out results) {

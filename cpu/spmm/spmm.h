@@ -23,7 +23,6 @@ struct SpmmArgs : ColumnTiles {
   const int32_t* offsets;      // [block rows + 1], of the transpose of vectors [m + 1]
   const int32_t* indices;      // [entries]
   const int32_t* permutation;  // [entries], or null: q(p) = p
-  bool ordered;                // values are in order by now: sums are those of permuted ones
   void* y;                     // [batch, m, n]
   bool transpose;              // the second equation of vectors
   int64_t m, entries, length;
@@ -34,6 +33,10 @@ struct SpmmArgs : ColumnTiles {
   // Of kernel Spmm. Not null: it looks at the indices itself, and this is set to 1 where one is not
   // in 0 .. k - 1; the results of the task mean nothing then.
   int32_t* wrong;
+
+  // Of kernel Spmm: whether values were permuted and a copy in order has taken their place. Long
+  // rows are then still summed in the pieces in which permuted values are read, to the same bits.
+  bool ordered;
 
   // partials: [batch, pieces, piece_rows, n]; remaining: [walks, split_rows]
   int64_t piece_rows;  // V, of the transpose 1

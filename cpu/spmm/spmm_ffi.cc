@@ -41,18 +41,20 @@ void CutColumns(int64_t tile_columns, ColumnTiles* tiles) {
   tiles->slabs = {};
 }
 
-// Values that are reached through a permutation, in the order of the entries: several tiles read
-// them, and the first that comes to the entries of a task writes them.
+// A copy, in the order of the entries, of values that are reached through a permutation. Each tile
+// of columns reads all values; the first tile that comes to the entries of a task copies them, and
+// the others read the copy in order instead of gathering anew.
 class OrderedValues {
  public:
-  // None where there is no memory for them.
+  // Without memory for the copy there is none, and all tiles gather.
   void Prepare(const SpmmArgs& args) {
     const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
     memory_ = AcquireWorkspace(size_t(batch) * args.entries * DtypeBytes(args.dtype));
     if (memory_) states_.reset(new int32_t[batch * args.row_tasks]());
   }
 
-  // Makes those of a task the values of `args`, but while another thread writes them.
+  // Lets `args` read the copy of a task's values, which is written first if nobody has. While
+  // another thread writes it, `args` stays as it is.
   void Take(int64_t task, SpmmArgs* args) const {
     const int64_t batch = args->values_stride == 0 ? 0 : task / args->row_tasks % args->batch;
     int32_t* const state = &states_[batch * args->row_tasks + task % args->row_tasks];
@@ -142,7 +144,8 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
     const size_t slab = size_t(args.k) * args.tile_columns * AccumulatorBytes(args.dtype);
     args.slabs = call->slabs.Acquire(threads, call->tasks, slab);
   }
-  // In bfloat16 products of pairs, which other bits come of, are of values in order.
+  // Not of 16 bits: values in order are multiplied in pairs in bfloat16, which gives other bits,
+  // and float16 was not measured.
   const bool wide = args.dtype == Dtype::kFloat32 || args.dtype == Dtype::kFloat64;
   if (kernel == Kernels().Spmm && args.permutation && args.tiles > 1 && wide) {
     call->ordered.Prepare(args);
