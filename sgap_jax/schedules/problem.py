@@ -91,8 +91,10 @@ class Problem:
         self._check("format", isinstance(self.format, Format), "a Format or what it prints as")
         pair = isinstance(self.shape, tuple) and len(self.shape) == 2
         self._check("shape", pair and all(map(_is_size, self.shape)), "(m, k)")
+        object.__setattr__(self, "shape", tuple(map(_as_size, self.shape)))
         for name in ("nnz", "n", "batch"):
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
+            object.__setattr__(self, name, _as_size(getattr(self, name)))
         self._check("permuted", isinstance(self.permuted, bool), "a bool")
         known = self.rows is None or isinstance(self.rows, RowStatistics)
         self._check("rows", known, "RowStatistics or None")
@@ -142,3 +144,8 @@ def _is_size(size: Any) -> bool:
         return int(size) >= 0
     number = isinstance(size, Number) or hasattr(size, "shape")
     return hasattr(size, "__floordiv__") and not number
+
+
+def _as_size(size: Any) -> Any:
+    """An integer as Python's: NumPy's overflow in products of sizes, and schedules refuse them."""
+    return int(size) if isinstance(size, Integral) else size

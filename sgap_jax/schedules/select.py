@@ -24,6 +24,7 @@ _BLOCK_LEAST = Fraction(3, 2)  # of L2: a Y of so many bytes is taken in blocks 
 _BLOCK_USES = 3  # by a chunk, of each row of Y
 _BLOCK_BYTES = 1024  # of rows of Y that a row of the pattern uses of a block
 _CHUNKS = 4  # for each core, where they are large
+_MOST_NONZEROS = 2**31 - 1  # of a chunk: index arrays are int32
 _OCTET_LENGTHS = (4, 8, 16, 32)  # V for which matrix tiles of the CPU pay
 _OCTET_WORK = 4096  # attention on matrix tiles needs so many multiply-adds of scores in a block row
 _PACKED_BYTES = {"float32": 4, "float64": 8}  # the dtypes that are packed, and their sizes
@@ -338,11 +339,14 @@ def _many(problem: Problem) -> bool:
 def _row_blocks(problem: Problem) -> CpuTile | None:
     """The tile of an sddmm on Intel that takes rows of Y in blocks; None if that does not pay."""
     machine, (m, k) = this_machine(), problem.shape
+    if not machine.intel or problem.vector_length or problem.dtype not in BYTES:
+        return None
     row = problem.n * BYTES[problem.dtype]
-    if not machine.intel or problem.vector_length or k * row < _BLOCK_LEAST * machine.l2_bytes:
+    if k * row < _BLOCK_LEAST * machine.l2_bytes:
         return None
     columns = int(_BLOCK * machine.l2_bytes) // row
     chunk = min(problem.nnz, problem.nnz * problem.batch // (_CHUNKS * machine.cores))
+    chunk = min(chunk, _MOST_NONZEROS)
     used = problem.nnz * columns * row >= _BLOCK_BYTES * m * k
     return CpuTile(columns=columns, nonzeros=chunk) if used and chunk >= _BLOCK_USES * k else None
 

@@ -329,6 +329,28 @@ def test_an_sddmm_on_intel_takes_rows_of_y_in_blocks():
         assert chosen(**other) == CpuTile()
 
 
+def test_blocks_of_rows_are_of_dtypes_with_kernels_and_of_sizes_that_a_chunk_may_have():
+    of = Problem("sddmm", (10_000, 10_000), 10**6, n=128)
+    with on_machine(INTEL):
+        assert choose_schedule(dataclasses.replace(of, dtype="int32")) == CpuTile()
+        with pytest.raises(NotImplementedError, match="sddmm: no kernel for dtype int32"):
+            explain_choice(dataclasses.replace(of, dtype="int32"))
+        most = CpuTile(columns=2560, nonzeros=2**31 - 1)
+        assert choose_schedule(dataclasses.replace(of, nnz=2**40)) == most
+
+
+def test_sizes_may_be_numpy_integers():
+    """Which overflow in a product of sizes, and are no fields of a schedule."""
+    sizes = dict(shape=(10_000, 10_000), nnz=10**6, batch=9)
+    others = dict(shape=tuple(np.int16(sizes["shape"])), nnz=np.int32(10**6), batch=np.int8(9))
+    with on_machine(INTEL):
+        for op, dtype, n in (("sddmm", "float32", 128), ("spmm", "float16", 2)):
+            of = Problem(op, n=n, dtype=dtype, **sizes)
+            other = Problem(op, n=np.int64(n), dtype=dtype, **others)
+            assert other == of and repr(other) == repr(of)
+            assert choose_schedule(other) == choose_schedule(of)
+
+
 def test_caches_are_counted_in_those_of_the_machine():
     # (columns of A, n) at a bound of the default machine, that is kept where all sizes are doubled.
     twice = Machine(l1_bytes=96 << 10, l2_bytes=2 << 20)

@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 20 in the C++ kernels, 8 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 25 in the C++ kernels, 8 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -370,6 +370,53 @@ CPP = (
         breaks="of 16 bits and one column, four of each eight entries of a long row count twice",
         focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
         intel=True,
+    ),
+    Bug(
+        name="fours_at_the_end_of_a_gathered_row",
+        room="cpu/spmm",
+        file="cpu/spmm/spmm_gathered.h",
+        text="first = count >= Index(4 * g + 4) ? sum : first;",
+        replacement="first = count > Index(4 * g + 4) ? sum : first;",
+        breaks="of one column, a long row loses the last of the fours after its whole steps",
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
+        intel=True,
+    ),
+    Bug(
+        name="index_behind_the_last_row_of_one_column",
+        room="cpu/spmm",
+        file="cpu/spmm/spmm_gathered.h",
+        text="return _mm256_cmpge_epu32_mask(greatest,",
+        replacement="return _mm256_cmpgt_epu32_mask(greatest,",
+        breaks="of one column and long rows, an index of k is followed to what lies behind x",
+        focus=("tests/oracle/test_without_xla.py",),
+        intel=True,
+    ),
+    Bug(
+        name="values_that_are_not_in_order_yet",
+        room="cpu/spmm",
+        file="cpu/spmm/spmm_ffi.cc",
+        text="} else if (expected == kBegun) {",
+        replacement="} else if (expected > kWritten) {",
+        breaks="a tile of A^T B reads values that another thread is still putting in order",
+        focus=("tests/oracle/test_without_xla.py",),
+    ),
+    Bug(
+        name="pieces_of_values_in_order",
+        room="cpu/spmm",
+        file="cpu/spmm/spmm_ffi.cc",
+        text="args->ordered = true;",
+        replacement="args->ordered = false;",
+        breaks="long rows of A^T B have other bits in the tile that another thread puts in order",
+        focus=("tests/oracle/test_without_xla.py",),
+    ),
+    Bug(
+        name="entry_at_the_end_of_a_block_of_rows",
+        room="cpu/sddmm",
+        file="cpu/sddmm/sddmm_kernel.cc",
+        text="cursors[r - first_row] = int32_t(stop);",
+        replacement="cursors[r - first_row] = int32_t(stop) + 1;",
+        breaks="sddmm in blocks of rows of Y leaves out the first entry of each row in a block",
+        focus=("tests/oracle/test_without_xla.py",),
     ),
     Bug(
         name="scale_of_the_first_element",

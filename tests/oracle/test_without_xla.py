@@ -255,6 +255,24 @@ def test_tiles_of_permuted_values_are_products_of_their_own(batch, dtype, isa):
     np.testing.assert_allclose(found, dense @ x.astype(np.float64), rtol=1e-3, atol=1e-3)
 
 
+def test_values_in_order_are_read_by_other_threads_once_they_are_written():
+    """Each thread has a tile, all of the same values; to put these in order takes longer than to
+    read them then, so that who reads too early comes upon those of the call before."""
+    rng, count, rows, k = np.random.default_rng(9), 1 << 20, 64, 16
+    offsets = (np.arange(rows + 1) * (count // rows)).astype(np.int32)
+    indices = rng.integers(0, k, count).astype(np.int32)
+    permutation = rng.permutation(count).astype(np.int32)
+    x = rng.standard_normal((1, k, 2)).astype(np.float32)
+    attributes = dict(tile_columns=1, chunk_nonzeros=2**31 - 1, pack=False)
+    for number in range(3):
+        values = np.full((1, count), number, np.float32)
+        arrays = (values, offsets, indices, permutation, x)
+        result = ((1, rows, 2), x.dtype)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, native.isa(), threads=2)
+        sums = np.add.reduceat(x[0, indices].astype(float), offsets[:-1])
+        np.testing.assert_allclose(y[0], number * sums, rtol=1e-3, atol=1e-1)
+
+
 @typed
 def test_blocks_of_rows_change_no_bits(dtype, isa):
     """Dot products by blocks of rows of Y: columns in any order, rows that are empty, split and
@@ -436,8 +454,9 @@ def check_wrong_indices(lengths, n, isa, padding=9):
             values = cast(np.where(np.arange(nnz + padding) == place, 1e3, case.values), dtype)
             indices = case.column_indices.copy()
             indices[place] = (-1, k, 2**31 - 1, -(2**31))[i % 4]
-            arrays = (values[None], case.row_offsets, indices, NONE, cast(x, dtype)[None])
-            result = ((1, case.shape[0], n), arrays[-1].dtype)
+            around = cast(np.pad(x, ((1, 1), (0, 0)), constant_values=np.nan), dtype)
+            arrays = (values[None], case.row_offsets, indices, NONE, around[None, 1:-1])
+            result = ((1, case.shape[0], n), around.dtype)
             (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
             assert_within(y[0], expected, bound)
         case.column_indices[place], case.values[place] = column, value
