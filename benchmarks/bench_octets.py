@@ -3,11 +3,14 @@
 Products of generated weights [2048, 1024] in vectors of bfloat16, n = 256, and attention over
 a band and random keys in vectors of 8: the default schedule, which is `OctetTile` where the
 processor has a matrix unit. Beside it torch's dense product of bfloat16, or its SDPA with the mask
-(the faster of a boolean and an added mask), and the same operation of ours in float32.
+(the faster of a boolean and an added mask), and the same operation of ours in float32. `layers` is
+spmm as models call it: eight such layers, [2048, 1024] and [1024, 2048] by turns, are one program,
+and the time is that of a layer. A call of one product has the dispatch by JAX in it.
 """
 
 import argparse
 import functools
+import operator
 import pathlib
 from collections.abc import Callable
 
@@ -21,6 +24,7 @@ from sgap_jax import CVS, SparseArray, sddmm, sparse_attention, spmm
 
 M, K, N = 2048, 1024, 256
 LENGTHS, SPARSITIES = (4, 8, 16, 32), (70, 80, 90, 95)
+LAYERS = 8  # of one program
 KEYS, WIDTH = 4096, 64
 
 
@@ -45,14 +49,30 @@ def in_torch(*arrays):
 
 def products(length: int, percent: int) -> dict[str, dict[str, Callable]]:
     """{operation: contenders}"""
-    layer = vectors(functools.partial(pruned, M // length, K, percent / 100), length)
-    A = SparseArray.from_scipy(layer.astype(np.float32), format=CVS(length))
+    matrices = [
+        vectors(functools.partial(pruned, m // length, k, percent / 100), length)
+        for m, k in ((M, K), (K, M))
+    ]
+    A, back = (
+        SparseArray.from_scipy(layer.astype(np.float32), format=CVS(length)) for layer in matrices
+    )
     B, C = (jnp.asarray(harness.dense(rows, N)) for rows in (K, M))
-    dense, b, c = in_torch(layer.toarray(), B, C)
+    dense, dense_back, b, c = in_torch(*(layer.toarray() for layer in matrices), B, C)
+
+    def layers(times: Callable, x, *weights):
+        for i in range(LAYERS):
+            x = times(weights[i % 2], x)
+        return x
+
     calls = {
         "spmm": (spmm, (A, B), lambda: dense @ b),
         "transposed": (lambda A, C: spmm(A, C, transpose=True), (A, C), lambda: dense.T @ c),
         "sddmm": (lambda A, C, B: sddmm(A, C, B).values, (A, C, B), lambda: c @ b.T),
+        "layers": (
+            lambda *operands: layers(spmm, *operands),
+            (B, A, back),
+            lambda: layers(operator.matmul, b, dense, dense_back),
+        ),
     }
     return {
         op: both_dtypes(function, *operands) | {"torch": peer}
@@ -115,7 +135,8 @@ def main(argv: list[str] | None = None) -> None:
         for op, contenders in make(*sizes).items():
             found = timing.measure(contenders)
             ours = found.pop("ours").seconds
-            row = {"problem": f"{op}: {name}", "n": n, "schedule": format, "us": 1e6 * ours}
+            times = LAYERS if op == "layers" else 1
+            row = {"problem": f"{op}: {name}", "n": n, "schedule": format, "us": 1e6 * ours / times}
             row |= {f"x_{peer}": time.seconds / ours for peer, time in found.items()}
             ratios = ", ".join(f"{peer} {time.seconds / ours:.2f}x" for peer, time in found.items())
             print(f"{op} {name}: {row['us']:.0f} us | {ratios}", flush=True)

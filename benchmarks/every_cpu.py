@@ -20,7 +20,12 @@ HALF_OPS = {
     "attention_backward": "attention and gradients",
 }
 
-TILE_OPS = {"spmm": "spmm", "transposed": "A^T B", "sddmm": "sddmm"}
+TILE_OPS = {
+    "layers": "spmm in a program",
+    "spmm": "spmm, a call",
+    "transposed": "A^T B",
+    "sddmm": "sddmm",
+}
 
 
 def read(folder: pathlib.Path, names: tuple[str, ...]) -> dict[str, list[Row]]:
