@@ -204,7 +204,7 @@ class BlockTask {
         permutation_(args.permutation),
         ordered_(args.ordered),
         even_steps_(args.m > kRememberedRows ||
-                    (sizeof(T) == 4 && args.entries >= kLookedRow * args.m)),
+                    (sizeof(T) <= 4 && args.entries >= kLookedRow * args.m)),
         columns_(columns),
         own_(InPairs<T, X>(columns, permutation_)),
         run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
@@ -273,9 +273,18 @@ class BlockTask {
   void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, X, kSlots>;
     block_.tail = int(columns_ % 4);
+    if constexpr (kOwnValues) own_ = loop == RowLoop::kLong && !permutation_;
+#if SGAP_GATHERED_COLUMN
+    if constexpr (Tile::kGathered) {
+      const bool in_place = own_ || !kOwnValues;
+      if (loop == RowLoop::kLong && in_place && even_steps_ && ThisMachine().gathers) {
+        run_ = &GatheredColumn<T>::template Run<kLooks>;
+        return;
+      }
+    }
+#endif
     if constexpr (kOwnValues) {
-      if (loop == RowLoop::kLong && !permutation_) {
-        own_ = true;
+      if (own_) {
         run_ = &Tile::template RunLongOwn<kTail, kLooks>;
         return;
       }
@@ -298,14 +307,6 @@ class BlockTask {
         return;
       }
     }
-#if SGAP_GATHERED_COLUMN
-    if constexpr (Tile::kGathered) {
-      if (loop == RowLoop::kLong && even_steps_ && ThisMachine().gathers) {
-        run_ = &GatheredColumn<T>::template Run<kLooks>;
-        return;
-      }
-    }
-#endif
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail, kLooks>;
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {

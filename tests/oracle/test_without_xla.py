@@ -1,6 +1,7 @@
 """Every CPU instruction set in one process: matrix x dtype x instruction set, on the handlers."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -395,16 +396,18 @@ def test_a_wrong_index_of_a_product_with_one_column(lengths, times, isa):
 
 @typed
 def test_rows_of_one_column_have_the_same_bits_among_shorter_ones(dtype, isa):
-    """On Intel the mean length and the number of rows choose the loop."""
+    """On Intel the mean length and the number of rows choose the loop, with 16 bits also whether x
+    was widened before."""
     case = from_row_lengths("rows", 300, (*range(48, 112), *(16,) * 4100))
     values, x = cast(case.values, dtype), cast(dense_operand(case, 1), dtype)
     results = []
-    for rows in (64, 300, case.shape[0]):
+    for rows, pack in itertools.product((64, 300, case.shape[0]), (False, True)):
         offsets = case.row_offsets[: rows + 1]
         entries = slice(offsets[-1])
         arrays = (values[None, entries], offsets, case.column_indices[entries], NONE, x[None])
         result = ((1, rows, 1), x.dtype)
-        (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | dict(chunk_nonzeros=8192), isa)
+        attributes = dict(tile_columns=0, chunk_nonzeros=8192, pack=pack)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, isa)
         results.append(y[0, :64].tobytes())
     assert len(set(results)) == 1
 
@@ -431,14 +434,15 @@ def check_wrong_indices(lengths, n, isa, padding=9):
         column, value = case.column_indices[place], case.values[place]
         case.values[place] = 0
         x = dense_operand(case, n)
-        for dtype in ("float32", "float64", "bfloat16")[: 2 if many else 3]:
+        dtypes = ("float32", "float64", "packed bfloat16", "bfloat16")[: 3 if many else 4]
+        for packed, dtype in (("packed" in name, name.split()[-1]) for name in dtypes):
             expected, bound = spmm_oracle(case, dtype, x)
             values = cast(np.where(np.arange(nnz + padding) == place, 1e3, case.values), dtype)
             indices = case.column_indices.copy()
             indices[place] = (-1, k, 2**31 - 1, -(2**31))[i % 4]
             arrays = (values[None], case.row_offsets, indices, NONE, cast(x, dtype)[None])
             result = ((1, case.shape[0], n), arrays[-1].dtype)
-            (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
+            (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | dict(pack=packed), isa)
             assert_within(y[0], expected, bound)
         case.column_indices[place], case.values[place] = column, value
 
