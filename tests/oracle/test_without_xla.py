@@ -264,16 +264,16 @@ def test_blocks_of_rows_change_no_bits(dtype, isa):
     lengths = np.resize([0, 3, 90, 0, 17, 1, 200], 23)
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
     indices = rng.integers(0, k, offsets[-1] + 5).astype(np.int32)  # 5 of padding
-    absent = cast(np.zeros((1, 0)), dtype)
+    weights = cast(rng.standard_normal((2, len(indices))), dtype)
     scale = cast(np.full((2, 1), 0.5), "float64" if dtype == "float64" else "float32")
     for d in (3, 4, 64, 130):
         x, y = (cast(rng.standard_normal((2, n, d)), dtype) for n in (len(lengths), k))
-        arrays, result = (offsets, indices, x, y, absent, scale), ((2, len(indices)), x.dtype)
+        arrays, result = (offsets, indices, x, y, weights, scale), ((2, len(indices)), x.dtype)
         plain, *blocks = (
             run("sgap_sddmm_csr_v1", arrays, [result], attributes, isa, threads=3)[0]
             for attributes in (
                 dict(chunk_nonzeros=64),
-                dict(chunk_nonzeros=64, block_rows=0),
+                dict(chunk_nonzeros=5, block_rows=0),
                 dict(chunk_nonzeros=97, block_rows=7),
                 dict(chunk_nonzeros=10_000, block_rows=1),
                 dict(chunk_nonzeros=10_000, block_rows=60),
