@@ -55,8 +55,15 @@ constexpr int64_t kMostGrouped = sizeof(T) == 8 || kVectorBytes == 32 ? INT64_MA
 // Products with one column look at indices on the way if they are of short rows, or of rows of so
 // many entries with an x of more than a quarter of the first-level cache. On Zen 3 that took 0.85
 // to 0.95 of the time with a pass over the indices of the task before; 1.0 to 1.15 in other rows,
-// and with a smaller x. Where indices are in a register to be gathered by, looking costs little.
+// and with a smaller x. Where indices are in a register to be gathered by, looking costs little,
+// but for 16 bits in loops without even steps: there it took 1.05 to 1.2 of the time.
 constexpr int64_t kLookedRow = 48;
+
+// Whether no branch of a gathered column depends on how long the last step of a row is.
+template <typename T>
+bool EvenSteps(const SpmmArgs& args) {
+  return args.m > kRememberedRows || (sizeof(T) <= 4 && args.entries >= kLookedRow * args.m);
+}
 
 // Whether the loops look at indices on the way, in place of a pass over them before. With 2 to 4
 // columns and long rows that took 0.85 to 0.96 of the time on Intel (Xeon, family 6 model 167)
@@ -69,7 +76,9 @@ bool Looks(const SpmmArgs& args, RowLoop loop, int64_t rows, int64_t entries) {
     const int64_t bytes = args.entries * int64_t(sizeof(T) + sizeof(int32_t));
     return machine.intel && loop == RowLoop::kLong && bytes > machine.l2_bytes;
   }
-  if (NarrowTile<T, X, 1>::kGathered && machine.gathers) return true;
+  if (NarrowTile<T, X, 1>::kGathered && machine.gathers) {
+    if (sizeof(T) > 2 || EvenSteps<T>(args)) return true;
+  }
   return loop != RowLoop::kLong ||
          (entries >= kLookedRow * rows && args.k * int64_t(sizeof(X)) > machine.l1_bytes / 4);
 }
@@ -203,8 +212,7 @@ class BlockTask {
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         ordered_(args.ordered),
-        even_steps_(args.m > kRememberedRows ||
-                    (sizeof(T) == 4 && args.entries >= kLookedRow * args.m)),
+        even_steps_(EvenSteps<T>(args)),
         columns_(columns),
         own_(InPairs<T, X>(columns, permutation_)),
         run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
@@ -273,9 +281,18 @@ class BlockTask {
   void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, X, kSlots>;
     block_.tail = int(columns_ % 4);
+    if constexpr (kOwnValues) own_ = loop == RowLoop::kLong && !permutation_;
+#if SGAP_GATHERED_COLUMN
+    if constexpr (Tile::kGathered) {
+      const bool in_place = own_ || !kOwnValues;
+      if (loop == RowLoop::kLong && in_place && even_steps_ && ThisMachine().gathers) {
+        run_ = &GatheredColumn<T>::template Run<kLooks>;
+        return;
+      }
+    }
+#endif
     if constexpr (kOwnValues) {
-      if (loop == RowLoop::kLong && !permutation_) {
-        own_ = true;
+      if (own_) {
         run_ = &Tile::template RunLongOwn<kTail, kLooks>;
         return;
       }
@@ -298,14 +315,6 @@ class BlockTask {
         return;
       }
     }
-#if SGAP_GATHERED_COLUMN
-    if constexpr (Tile::kGathered) {
-      if (loop == RowLoop::kLong && even_steps_ && ThisMachine().gathers) {
-        run_ = &GatheredColumn<T>::template Run<kLooks>;
-        return;
-      }
-    }
-#endif
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail, kLooks>;
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
@@ -360,7 +369,7 @@ class BlockTask {
   const T* values_;
   const int32_t* permutation_;
   bool ordered_;
-  bool even_steps_;  // whether no branch depends on how long the last step of a row is
+  bool even_steps_;
   int64_t columns_;
   bool own_;  // whether `run_` reads values as they are
   bool wrong_ = false;

@@ -1,6 +1,7 @@
 """Every CPU instruction set in one process: matrix x dtype x instruction set, on the handlers."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -281,16 +282,16 @@ def test_blocks_of_rows_change_no_bits(dtype, isa):
     lengths = np.resize([0, 3, 90, 0, 17, 1, 200], 23)
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
     indices = rng.integers(0, k, offsets[-1] + 5).astype(np.int32)  # 5 of padding
-    absent = cast(np.zeros((1, 0)), dtype)
+    weights = cast(rng.standard_normal((2, len(indices))), dtype)
     scale = cast(np.full((2, 1), 0.5), "float64" if dtype == "float64" else "float32")
     for d in (3, 4, 64, 130):
         x, y = (cast(rng.standard_normal((2, n, d)), dtype) for n in (len(lengths), k))
-        arrays, result = (offsets, indices, x, y, absent, scale), ((2, len(indices)), x.dtype)
+        arrays, result = (offsets, indices, x, y, weights, scale), ((2, len(indices)), x.dtype)
         plain, *blocks = (
             run("sgap_sddmm_csr_v1", arrays, [result], attributes, isa, threads=3)[0]
             for attributes in (
                 dict(chunk_nonzeros=64),
-                dict(chunk_nonzeros=64, block_rows=0),
+                dict(chunk_nonzeros=5, block_rows=0),
                 dict(chunk_nonzeros=97, block_rows=7),
                 dict(chunk_nonzeros=10_000, block_rows=1),
                 dict(chunk_nonzeros=10_000, block_rows=60),
@@ -413,16 +414,18 @@ def test_a_wrong_index_of_a_product_with_one_column(lengths, times, isa):
 
 @typed
 def test_rows_of_one_column_have_the_same_bits_among_shorter_ones(dtype, isa):
-    """On Intel the mean length and the number of rows choose the loop."""
+    """On Intel the mean length and the number of rows choose the loop, with 16 bits also whether x
+    was widened before."""
     case = from_row_lengths("rows", 300, (*range(48, 112), *(16,) * 4100))
     values, x = cast(case.values, dtype), cast(dense_operand(case, 1), dtype)
     results = []
-    for rows in (64, 300, case.shape[0]):
+    for rows, pack in itertools.product((64, 300, case.shape[0]), (False, True)):
         offsets = case.row_offsets[: rows + 1]
         entries = slice(offsets[-1])
         arrays = (values[None, entries], offsets, case.column_indices[entries], NONE, x[None])
         result = ((1, rows, 1), x.dtype)
-        (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | dict(chunk_nonzeros=8192), isa)
+        attributes = dict(tile_columns=0, chunk_nonzeros=8192, pack=pack)
+        (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, isa)
         results.append(y[0, :64].tobytes())
     assert len(set(results)) == 1
 
@@ -449,7 +452,8 @@ def check_wrong_indices(lengths, n, isa, padding=9):
         column, value = case.column_indices[place], case.values[place]
         case.values[place] = 0
         x = dense_operand(case, n)
-        for dtype in ("float32", "float64", "bfloat16")[: 2 if many else 3]:
+        dtypes = ("float32", "float64", "packed bfloat16", "bfloat16")[: 3 if many else 4]
+        for packed, dtype in (("packed" in name, name.split()[-1]) for name in dtypes):
             expected, bound = spmm_oracle(case, dtype, x)
             values = cast(np.where(np.arange(nnz + padding) == place, 1e3, case.values), dtype)
             indices = case.column_indices.copy()
@@ -457,7 +461,7 @@ def check_wrong_indices(lengths, n, isa, padding=9):
             around = cast(np.pad(x, ((1, 1), (0, 0)), constant_values=np.nan), dtype)
             arrays = (values[None], case.row_offsets, indices, NONE, around[None, 1:-1])
             result = ((1, case.shape[0], n), around.dtype)
-            (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES, isa)
+            (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | dict(pack=packed), isa)
             assert_within(y[0], expected, bound)
         case.column_indices[place], case.values[place] = column, value
 
