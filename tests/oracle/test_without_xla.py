@@ -417,6 +417,15 @@ def test_rows_of_one_column_have_the_same_bits_among_shorter_ones(dtype, isa):
     """On Intel the mean length and the number of rows choose the loop, with 16 bits also whether x
     was widened before."""
     case = from_row_lengths("rows", 300, (*range(48, 112), *(16,) * 4100))
+    case.values[:] = np.ldexp(
+        case.values, np.random.default_rng(5).integers(0, 12, len(case.values))
+    )
+    for begin, end in itertools.pairwise(case.row_offsets[:65]):
+        # Their sums are 0 but for rounding, so that 16 bits show each order of additions.
+        half = (end - begin) // 2
+        case.values[begin + half : begin + 2 * half] = -case.values[begin : begin + half]
+        indices = case.column_indices[begin : begin + half]
+        case.column_indices[begin + half : begin + 2 * half] = indices
     values, x = cast(case.values, dtype), cast(dense_operand(case, 1), dtype)
     results = []
     for rows, pack in itertools.product((64, 300, case.shape[0]), (False, True)):
@@ -446,8 +455,8 @@ def check_wrong_indices(lengths, n, isa, padding=9):
     case.column_indices[-padding:] = 2**30
     nnz = case.row_offsets[-1]
     places = [0, 3, 15, 16, lengths[0] - 1, lengths[0] + 1, *rng.integers(0, nnz, 5), nnz - 1]
-    if many:  # one of whole steps, the last
-        places = [20, nnz - 1]
+    if many:  # all four in whole steps, and the last
+        places = [20, 20, 20, 20, nnz - 1]
     for i, place in enumerate(places):
         column, value = case.column_indices[place], case.values[place]
         case.values[place] = 0
