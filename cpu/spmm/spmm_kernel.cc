@@ -59,7 +59,8 @@ constexpr int64_t kMostGrouped = sizeof(T) == 8 || kVectorBytes == 32 ? INT64_MA
 // but for 16 bits in loops without even steps: there it took 1.05 to 1.2 of the time.
 constexpr int64_t kLookedRow = 48;
 
-// Whether no branch of a gathered column depends on how long the last step of a row is.
+// Whether one column is gathered by GatheredColumn, which has no branch on how many entries a row
+// has after its whole steps: of more rows than the processor remembers, or of long rows.
 template <typename T>
 bool EvenSteps(const SpmmArgs& args) {
   return args.m > kRememberedRows || (sizeof(T) <= 4 && args.entries >= kLookedRow * args.m);
