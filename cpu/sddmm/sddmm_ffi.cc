@@ -25,6 +25,8 @@ namespace ffi = xla::ffi;
 constexpr int64_t kPrefetchFrom = 768 << 10, kPrefetchTo = 12 << 20;
 constexpr int64_t kPrefetchBytes = 8 << 10;  // so far ahead
 
+constexpr int64_t kLeastChunk = 4096;  // entries: of fewer, tasks cost more than they divide
+
 // Entries of more features take as long in float16 as in float32 (measured on Zen 4: of 128 1.01,
 // of 256 0.92, widened first 0.96). On Intel, of weights of 2048 x 1024 at 90%, widened first 1.01
 // and 0.93, else 1.12 and 0.99.
@@ -161,6 +163,14 @@ struct SddmmCall {
     args.slabs = slabs.Acquire(threads, tasks, size_t(values + room) * sizeof(float));
   }
 
+  // Chunks of so many that each of the cores has few of them were cut from the capacity: of fewer
+  // stored entries one core would have all.
+  void CutStored() {
+    const int64_t chunk = (args.chunk_entries * stored + args.entries - 1) / args.entries;
+    args.chunk_entries = std::max(chunk, std::min(args.chunk_entries, kLeastChunk));
+    args.chunks = (args.entries + args.chunk_entries - 1) / args.chunk_entries;
+  }
+
   size_t EntryBytes() const { return args.length * DtypeBytes(args.dtype); }
 
   void TakeCompacted(const CompactStructure& structure) {
@@ -190,6 +200,7 @@ std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, Kernel<SddmmArgs> ke
   call->stored = structure.offsets[structure.rows];
   if (compact) call->TakeCompacted(*compact);
   if (kernel == Kernels().Sddmm) args.prefetch_entries = PrefetchEntries(args, call->stored);
+  if (args.block_rows > 0) call->CutStored();
   call->tasks = batch * args.chunks;
   call->work = batch * args.entries * args.length * std::max<int64_t>(args.d, 1);
   call->WidenRows(threads);

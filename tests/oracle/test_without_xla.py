@@ -277,14 +277,15 @@ def test_values_in_order_are_read_by_other_threads_once_they_are_written():
 @typed
 def test_blocks_of_rows_change_no_bits(dtype, isa):
     """Dot products by blocks of rows of Y: columns in any order, rows that are empty, split and
-    within one block, and a batch whose elements have a Y each."""
+    within one block, a batch whose elements have a Y each, and a capacity of many chunks, of which
+    few are stored."""
     rng, k = np.random.default_rng(3), 61
     lengths = np.resize([0, 3, 90, 0, 17, 1, 200], 23)
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
-    indices = rng.integers(0, k, offsets[-1] + 5).astype(np.int32)  # 5 of padding
-    weights = cast(rng.standard_normal((2, len(indices))), dtype)
     scale = cast(np.full((2, 1), 0.5), "float64" if dtype == "float64" else "float32")
-    for d in (3, 4, 64, 130):
+    for d, padding in ((3, 5), (4, 20_000), (64, 20_000), (130, 5)):
+        indices = rng.integers(0, k, offsets[-1] + padding).astype(np.int32)
+        weights = cast(rng.standard_normal((2, len(indices))), dtype)
         x, y = (cast(rng.standard_normal((2, n, d)), dtype) for n in (len(lengths), k))
         arrays, result = (offsets, indices, x, y, weights, scale), ((2, len(indices)), x.dtype)
         plain, *blocks = (
