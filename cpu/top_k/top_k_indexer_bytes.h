@@ -90,14 +90,14 @@ struct ByteScratch {
   }
 };
 
-// Four vectors of up to kMostByteDepth elements, by the products of each two of them.
+// Four heads of a row: vectors of up to kMostByteDepth elements each.
 struct FewVectors {
-  static constexpr int kCount = 4, N = 16;
+  static constexpr int kCount = 4, N = 16, kPairs = kCount * (kCount + 1) / 2;
   using Floats = Vector<float, N>;
   alignas(kVectorBytes) float x[kCount][kMostByteDepth];
-  float products[kCount][kCount];
 
-  void Multiply(int64_t depth) {
+  // The products of each two, by lanes that are yet to be added: of i and j <= i at Pair(i, j).
+  void Multiply(int64_t depth, Floats* sums) const {
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) {
 #pragma GCC unroll 4
@@ -106,45 +106,73 @@ struct FewVectors {
         for (int64_t d = 0; d < depth; d += N) {
           sum += Load<float, N>(x[i] + d) * Load<float, N>(x[j] + d);
         }
-        products[i][j] = FoldLanes<1, float, N>(sum)[0];
+        sums[Pair(i, j)] = sum;
       }
     }
   }
 
-  // The greatest norm of a sum of some of the vectors times their weights, which are at most 1, or
-  // a little more.
-  float GreatestSum(const float* weights) const {
-    const auto subsets = LaneNumbers<int32_t, N>();  // bit i: whether it has vector i
+  static constexpr int Pair(int i, int j) { return i * (i + 1) / 2 + j; }
+
+  // Lane s: the square of the norm of the sum of those vectors times their weights that s has a bit
+  // for, by products of each two.
+  static Floats Squares(const float* products, const float* weights) {
+    const auto subsets = LaneNumbers<int32_t, N>();
     Floats squares = {};
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j <= i; ++j) {
-        const float both = products[i][j] * weights[i] * weights[j] * (i == j ? 1 : 2);
-        squares += (subsets & (1 << i | 1 << j)) == (1 << i | 1 << j) ? both - Floats{} : Floats{};
+        const float both = products[Pair(i, j)] * (weights[i] * weights[j]) * (i == j ? 1 : 2);
+        squares = (subsets & (1 << i | 1 << j)) == (1 << i | 1 << j) ? squares + both : squares;
       }
     }
-    return 1.001f * __builtin_sqrtf(GreatestLane<float, N>(squares));
+    return squares;
   }
 };
 
-// Adds what rounding may take from a score by some heads, of which these are the weights, q' and
-// q - q': by those with a positive weight to `raised`, by all to `off`.
-inline void AddOff(const float* weights, const FewVectors& values, const FewVectors& offs,
-                   const KeyBounds& units, RowSurvivors& row) {
-  constexpr int kCount = FewVectors::kCount;
-  const auto greatest = [&](float least_weight) {
-    float own[kCount], largest = 0x1p-100f;
+// What rounding may take from a score by some heads, of which these are the weights, and the
+// products of q' and of q - q': by those with a positive weight, and by all.
+struct TakenByHeads {
+  static constexpr int kCount = FewVectors::kCount, N = FewVectors::N;
+  using Floats = FewVectors::Floats;
+  float of_positive, of_all;
+
+  TakenByHeads(const float* weights, const float* values, const float* offs,
+               const KeyBounds& units) {
+    int positive = 0;
+    for (int i = 0; i < kCount; ++i) positive |= (weights[i] > 0) << i;
+    const float all = Largest(weights, -1), raised = Largest(weights, positive);
+    const auto greatest = [&](float largest, int some, float* all_of_these) {
+      float own[kCount];
+      const float inverse = 1 / largest;  // times this: else their squares may be 0
+      for (int i = 0; i < kCount; ++i) own[i] = some >> i & 1 ? weights[i] * inverse : 0;
+      const Floats value = FewVectors::Squares(values, own), off = FewVectors::Squares(offs, own);
+      if (all_of_these) *all_of_these = largest * Greatest(value, off, -1, units);
+      return largest * Greatest(value, off, positive, units);
+    };
+    of_positive = greatest(all, -1, &of_all);
+    if (raised < 0x1p-30f * all) of_positive = greatest(raised, positive, nullptr);
+  }
+
+ private:
+  static float Largest(const float* weights, int some) {
+    float largest = 0x1p-100f;
     for (int i = 0; i < kCount; ++i) {
-      own[i] = weights[i] > least_weight ? weights[i] : 0;
-      const float size = __builtin_fabsf(own[i]);
+      const float size = some >> i & 1 ? __builtin_fabsf(weights[i]) : 0;
       largest = size > largest ? size : largest;
     }
-    for (float& weight : own) weight /= largest;  // of these: else their squares may be 0
-    return largest * (offs.GreatestSum(own) * units.norm + values.GreatestSum(own) * units.off);
-  };
-  row.raised += greatest(0), row.off += greatest(-__builtin_inff());
-}
+    return largest;
+  }
+
+  // By the greatest norms of sums of some of the heads.
+  static float Greatest(Floats values, Floats offs, int some, const KeyBounds& units) {
+    const auto others = LaneNumbers<int32_t, N>() & ~some;
+    const auto norm = [&](Floats squares) {
+      return 1.001f * __builtin_sqrtf(GreatestLane<float, N>(others == 0 ? squares : Floats{}));
+    };
+    return norm(offs) * units.norm + norm(values) * units.off;
+  }
+};
 
 // Which columns of a row without a positive weight have the score 0, by q and keys of 16 bits: each
 // head's sum begins higher by all that rounding may take from it, so where it is not above 0 nor is
@@ -154,11 +182,12 @@ struct CertainZeros {
   bool known = true;  // no weight is positive, and no product or score is too small for a float32
   float lower = 0;    // how much lower a score comes out, without the factor of a key
 
-  int32_t Add(float weight, const RoundedVector& q, int64_t depth, float terms) {
-    const float most = GreatestInteger(depth) + 1, root = __builtin_sqrtf(float(depth));
-    const float norm = q.norm / q.scale, off = q.off / q.scale;
-    const float key = most * root, key_off = 0.52f * root;  // at most, in units of a key's integers
-    const float higher = 1.01f * (off * key + norm * key_off + terms * (norm + off) * key) + 1;
+  // Of q of so many features, in units of its integers, by the square root of that and the greatest
+  // of these.
+  int32_t Add(float weight, const RoundedVector& q, float root, float most, float terms) {
+    const float key = (most + 1) * root, key_off = 0.52f * root;  // at most, in units of a key's
+    const float higher =
+        1.01f * (q.off * key + q.norm * key_off + terms * (q.norm + q.off) * key) + 1;
     const float unit = weight * q.scale;
     lower += higher * -unit;
     known = known && (weight == 0 || unit <= -0x1p-30f) && q.scale >= 0x1p-40f &&
@@ -173,6 +202,90 @@ struct CertainZeros {
   }
 };
 
+// Four heads of a row, rounded to bytes and to 16 bits: where they go to, and what they are off by.
+// Zeros in place of heads that do not exist, or with an element that is not finite.
+struct FourHeads {
+  static constexpr int kCount = FewVectors::kCount, N = 16;
+  using Floats = Vector<float, N>;
+  using Ints = Vector<int32_t, N>;
+  using Words = Vector<uint32_t, N>;
+  using Four = Vector<float, kCount>;
+
+  int32_t* bytes;    // [kCount, words] if `rows`, else [words, kCount]
+  int32_t* rounded;  // [words, kCount]
+  bool rows;
+  FewVectors values, offs;  // in units of the integers
+  // The products of each two `values`, the sums of these, the squares of 16 bits and of what these
+  // are off by; the products of each two `offs`.
+  alignas(kVectorBytes) float found[2 * N];
+  Four greatest, byte_scale, scale;  // of an integer, and infinite where not all is finite
+
+  const float* Products() const { return found; }
+  float Sum(int h) const { return found[FewVectors::kPairs + h]; }
+  const float* OffProducts() const { return found + N; }
+  float Square(int h) const { return found[h < 2 ? 14 + h : N + 8 + h]; }
+  float OffSquare(int h) const { return found[N + 12 + h]; }
+
+  template <typename T>
+  void Round(const T* from, int64_t count, int64_t depth, float most) {
+    for (int h = 0; h < kCount; ++h) {
+      greatest[h] = h < count ? GreatestMagnitude(from + h * depth, depth) : kLeastMagnitude;
+    }
+    const Four by = kGreatestByte / greatest, by_rounded = most / greatest;
+    byte_scale = greatest / kGreatestByte, scale = greatest / most;
+    Floats sums[2 * N] = {};
+    for (int64_t d = 0; d < depth; d += N) {
+      Vector<int8_t, N> as_bytes[kCount];
+      Vector<int16_t, N> as_halves[kCount];
+#pragma GCC unroll 4
+      for (int h = 0; h < kCount; ++h) {
+        constexpr float kShift = 0x1.8p23f;  // the integer is in the lowest bits of x + this
+        Floats x = {};
+        if (h < count && greatest[h] < __builtin_inff()) x = LoadPart(from + h * depth, depth, d);
+        const Floats scaled = x * by[h], shifted = scaled + kShift, value = shifted - kShift;
+        as_bytes[h] = LowestBits<int8_t>(BitCast<Ints>(shifted));
+        Store<float, N>(values.x[h] + d, value), Store<float, N>(offs.x[h] + d, scaled - value);
+        sums[FewVectors::kPairs + h] += value;
+        const Floats wide = x * by_rounded[h], shifted_wide = wide + kShift;
+        const Floats rounded_wide = shifted_wide - kShift, off = wide - rounded_wide;
+        as_halves[h] = LowestBits<int16_t>(BitCast<Ints>(shifted_wide));
+        sums[h < 2 ? 14 + h : N + 8 + h] += rounded_wide * rounded_wide;
+        sums[N + 12 + h] += off * off;
+      }
+      Write(d, depth, as_bytes, as_halves, std::make_integer_sequence<int, N>());
+    }
+    values.Multiply(depth, sums), offs.Multiply(depth, sums + N);
+    Store<float, N>(found, SumTransposed<N / 2>(sums));
+    Store<float, N>(found + N, SumTransposed<N / 2>(sums + N));
+  }
+
+ private:
+  // 16 features from d on.
+  template <int... i>
+  void Write(int64_t d, int64_t depth, const Vector<int8_t, N>* as_bytes,
+             const Vector<int16_t, N>* as_halves, std::integer_sequence<int, i...>) const {
+    if (rows) {
+      for (int h = 0; h < kCount; ++h) {
+        __builtin_memcpy(bytes + h * ByteWords(depth) + d / 4, &as_bytes[h], N);
+      }
+    } else {
+      const auto both = [&](int h) { return Concat<int8_t, N>(as_bytes[h], as_bytes[h + 1]); };
+      const auto all = BitCast<Words>(Concat<int8_t, 2 * N>(both(0), both(2)));
+      const Words words = Shuffle<(i % kCount * 4 + i / kCount)...>(all, all);
+      __builtin_memcpy(bytes + d / 4 * kCount, &words, sizeof(words));
+    }
+    const auto both = [&](int h) {
+      return BitCast<Words>(Concat<int16_t, N>(as_halves[h], as_halves[h + 1]));
+    };
+    const Words low = both(0), high = both(2);
+    const Words words[2] = {
+        Shuffle<(i % kCount * 8 + i / kCount)...>(low, high),
+        Shuffle<(i % kCount * 8 + i / kCount + 4)...>(low, high),
+    };
+    __builtin_memcpy(rounded + d / 2 * kCount, words, sizeof(words));
+  }
+};
+
 // q and weights of a task's rows as BytePairs has them, zeros where there are none, and what a
 // score of theirs may be greater by: without rounding it has, times the factor of the key,
 //   (sum_h t_h w_h (q_h - q'_h)) . k + (sum_h t_h w_h q'_h) . (k - k')
@@ -182,19 +295,20 @@ struct CertainZeros {
 // they may be off by instead, so that mostly nothing is left of them.
 template <typename T>
 void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const ByteScratch& own) {
-  constexpr int64_t kTogether = BytePairs::kTogether;
-  static_assert(kTogether == FewVectors::kCount);
-  const int64_t heads = BytePairs::Parts(args.heads) * kTogether;
-  const int64_t words = ByteWords(args.depth), padded = 4 * words;
+  constexpr int kTogether = BytePairs::kTogether;
+  static_assert(kTogether == FourHeads::kCount);
+  const int64_t heads = BytePairs::Parts(args.heads) * kTogether, depth = args.depth;
+  const int64_t words = ByteWords(depth), rounded_words = RoundedWords(depth);
   const KeyBounds keys = GreatestBounds(args, at, false), units = GreatestBounds(args, at, true);
+  const float root = __builtin_sqrtf(float(depth)), most = GreatestInteger(depth);
   // The rounding of sums, of each term of a product and of a score; and that before rounding to
   // integers.
-  const float terms = float(args.depth + 2 * args.heads + 32) * 0x1p-22f;
-  const float scaling = kGreatestByte * 0x1p-21f * __builtin_sqrtf(float(args.depth));
-  const float most = GreatestInteger(args.depth);
-  const T* from = static_cast<const T*>(args.q) + at.place * args.depth;
+  const float terms = float(depth + 2 * args.heads + 32) * 0x1p-22f;
+  const float scaling = kGreatestByte * 0x1p-21f * root, rounded_scaling = most * 0x1p-21f * root;
+  const T* from = static_cast<const T*>(args.q) + at.place * depth;
   const T* from_weights = static_cast<const T*>(args.weights) + at.place;
-  FewVectors values, offs;
+  FourHeads four;
+  four.rows = args.tiles;
   int64_t i = 0;
   for (int64_t r = 0; r < at.rows; ++r) {
     RowSurvivors& row = own.rows[r];
@@ -209,64 +323,54 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
            __builtin_inff()};
     RowBound bound;
     CertainZeros zeros;
-    for (int64_t h = 0; h < heads; ++h, ++i) {
-      const int64_t place = i % kTogether;
-      int32_t* out = own.q + (i - place) * words + place;
-      int64_t stride = kTogether;
-      if (args.tiles) {
-        out = own.q + (TiledBytes::Place(r, h - place, heads) + place) * words;
-        stride = 1;
-      }
-      float *value = values.x[place], *off = offs.x[place], lower = 0;
-      Vector<float, 16> total = {};
-      const auto write = [&](int64_t w, uint32_t word) { out[w * stride] = int32_t(word); };
-      if (h < args.heads) {
-        const float greatest = GreatestMagnitude(from, args.depth);
-        const RoundedVector found =
-            RoundVector<int8_t>(from, args.depth, greatest, kGreatestByte, write,
-                                [&](int64_t d, const auto& x, const auto& y) {
-                                  Store<float, 16>(value + d, x), Store<float, 16>(off + d, y);
-                                  total += x;
-                                });
-        const float weight = LoadScalar(from_weights);
-        own.weights[i] = weight * found.scale;
-        int32_t* rounded = own.rounded_q + (i - place) * RoundedWords(args.depth) + place;
-        const RoundedVector in_words = RoundVector<int16_t>(
-            from, args.depth, greatest, most,
-            [&](int64_t w, uint32_t word) { rounded[w * kTogether] = int32_t(word); });
-        own.rounded_weights[i] = weight * in_words.scale;
-        bound.Add(weight, in_words, keys);
-        own.higher[i] = zeros.Add(weight, in_words, args.depth, terms);
-        const float norm = found.norm / found.scale, unit_off = found.off / found.scale;
-        const float sums = terms * (norm + unit_off) * units.norm;
-        const float rounding = __builtin_fabsf(own.weights[i]) * (scaling * units.norm + sums);
-        row.off += rounding;
-        if (weight < 0) {
-          lower = 1.01f * (unit_off * units.norm + norm * units.off + sums) + 1;
-          if (!(lower < 0x1p30f)) lower = 0, row.off = __builtin_inff();
-        } else {
-          row.raised += rounding;
+    for (int64_t first = 0; first < heads; first += kTogether, i += kTogether) {
+      const int64_t left = args.heads - first, count = left < kTogether ? left : kTogether;
+      four.bytes = own.q + (args.tiles ? TiledBytes::Place(r, first, heads) : i) * words;
+      four.rounded = own.rounded_q + i * rounded_words;
+      four.Round(from, count, depth, most);
+      for (int h = 0; h < kTogether; ++h) {
+        float lower = 0;
+        own.weights[i + h] = own.rounded_weights[i + h] = 0, own.higher[i + h] = 0;
+        own.start[i + h] = -128 * int32_t(four.Sum(h));
+        if (h < count) {
+          const float weight = LoadScalar(from_weights + h);
+          const bool finite = four.greatest[h] < __builtin_inff();
+          const auto found = [&](float scale, float square, float off_square, float more) {
+            if (!finite) return RoundedVector{0, __builtin_inff(), __builtin_inff()};
+            return RoundedVector{scale, 1.001f * __builtin_sqrtf(square),
+                                 1.001f * __builtin_sqrtf(off_square) + more};
+          };
+          const int own_pair = FewVectors::Pair(h, h);
+          const RoundedVector in_bytes = found(four.byte_scale[h], four.Products()[own_pair],
+                                               four.OffProducts()[own_pair], scaling);
+          own.weights[i + h] = weight * in_bytes.scale;
+          RoundedVector in_words =
+              found(four.scale[h], four.Square(h), four.OffSquare(h), rounded_scaling);
+          own.rounded_weights[i + h] = weight * in_words.scale;
+          own.higher[i + h] = zeros.Add(weight, in_words, root, most, terms);
+          if (finite) in_words.norm *= in_words.scale, in_words.off *= in_words.scale;
+          bound.Add(weight, in_words, keys);
+          const float sums = terms * (in_bytes.norm + in_bytes.off) * units.norm;
+          const float rounding =
+              __builtin_fabsf(own.weights[i + h]) * (scaling * units.norm + sums);
+          row.off += rounding;
+          if (weight < 0) {
+            lower = 1.01f * (in_bytes.off * units.norm + in_bytes.norm * units.off + sums) + 1;
+            if (!(lower < 0x1p30f)) lower = 0, row.off = __builtin_inff();
+          } else {
+            row.raised += rounding;
+          }
         }
-        from += args.depth, ++from_weights;
-      } else {
-        for (int64_t w = 0; w < words; ++w) write(w, 0);
-        for (int64_t d = 0; d < padded; ++d) value[d] = off[d] = 0;
-        own.weights[i] = own.rounded_weights[i] = 0, own.higher[i] = 0;
-        for (int64_t w = 0; w < RoundedWords(args.depth); ++w) {
-          own.rounded_q[(i - place) * RoundedWords(args.depth) + w * kTogether + place] = 0;
-        }
+        own.lower[i + h] = own.start[i + h] - int32_t(lower);
       }
-      own.start[i] = -128 * int32_t(FoldLanes<1, float, 16>(total)[0]);
-      own.lower[i] = own.start[i] - int32_t(lower);
-      if (place + 1 == kTogether) {
-        values.Multiply(padded), offs.Multiply(padded);
-        AddOff(own.weights + i - place, values, offs, units, row);
-      }
+      const TakenByHeads taken(own.weights + i, four.Products(), four.OffProducts(), units);
+      row.raised += taken.of_positive, row.off += taken.of_all;
+      from += count * depth, from_weights += count;
     }
     row.raised *= 1.01f, row.off *= 1.01f;
-    row.small = bound.Small(keys, args.depth, args.heads);
-    row.rounded_off = bound.Of(keys, args.depth, args.heads);
-    if (zeros.known) row.lower = zeros.Lower(keys, args.depth) + row.small;
+    row.small = bound.Small(keys, depth, args.heads);
+    row.rounded_off = bound.Of(keys, depth, args.heads);
+    if (zeros.known) row.lower = zeros.Lower(keys, depth) + row.small;
     if (!(row.rounded_off < kGreatestBound)) row.off = __builtin_inff();
   }
 }

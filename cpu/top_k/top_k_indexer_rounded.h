@@ -30,6 +30,20 @@ inline float GreatestInteger(int64_t depth) {
   return most < 32766.5f ? most : 32766.5f;
 }
 
+// The lowest bits of each lane. Written out where GCC would go lane by lane.
+template <typename Integer>
+inline Vector<Integer, 16> LowestBits(Vector<int32_t, 16> x) {
+  if constexpr (sizeof(Integer) == 2) {
+    return BitCast<Vector<Integer, 16>>(NarrowWords<16>(BitCast<Vector<uint32_t, 16>>(x)));
+  } else {
+#if defined(__AVX512F__)
+    return BitCast<Vector<Integer, 16>>(_mm512_cvtepi32_epi8(BitCast<__m512i>(x)));
+#else
+    return __builtin_convertvector(x, Vector<Integer, 16>);
+#endif
+  }
+}
+
 // 16 elements from d on, with zeros behind the last one.
 template <typename T>
 inline Vector<float, 16> LoadPart(const T* x, int64_t depth, int64_t d) {
@@ -78,7 +92,7 @@ RoundedVector RoundVector(const T* x, int64_t depth, float greatest, float most,
     norm += rounded * rounded;
     off += difference * difference;
     each(d, rounded, difference);
-    const auto low = __builtin_convertvector(BitCast<Ints>(shifted), Vector<Integer, N>);
+    const auto low = LowestBits<Integer>(BitCast<Ints>(shifted));
     const auto words = BitCast<Vector<uint32_t, kWords> >(low);
     for (int i = 0; i < kWords; ++i) write(d / N * kWords + i, words[i]);
   }
@@ -147,11 +161,18 @@ struct KeyBounds {
 
 // Of 16 bits; or of bytes, in units of each key's integers.
 inline KeyBounds GreatestBounds(const TopKIndexerArgs& args, const IndexerRows& at, bool bytes) {
+  constexpr int N = 16;  // of four panels
+  Vector<float, N> greatest = {};
+  const float* bounds = args.bounds + 4 * at.batch * args.PanelCount();
+  const int64_t count = (at.columns + kPanelColumns - 1) / kPanelColumns * 4;
+  for (int64_t i = 0; i < count; i += N) {
+    const auto x = LoadPart(bounds, count, i);
+    greatest = x > greatest ? x : greatest;
+  }
   KeyBounds found;
-  const float* bounds = args.bounds + 4 * at.batch * args.PanelCount() + (bytes ? 2 : 0);
-  for (int64_t j = 0; j < at.columns; j += kPanelColumns, bounds += 4) {
-    found.norm = bounds[0] > found.norm ? bounds[0] : found.norm;
-    found.off = bounds[1] > found.off ? bounds[1] : found.off;
+  for (int i = bytes ? 2 : 0; i < N; i += 4) {
+    found.norm = greatest[i] > found.norm ? greatest[i] : found.norm;
+    found.off = greatest[i + 1] > found.off ? greatest[i + 1] : found.off;
   }
   return found;
 }
