@@ -28,7 +28,7 @@ inline int64_t StagedHalves() { return ThisMachine().intel ? kStagedValues : kSt
 enum class RowLoop {
   kLong,        // straight from x: this many entries a row on average
   kPredicted,   // straight from x, a branch a row; 2 to 4 columns only
-  kMasked,      // the same, the last eight entries of a row without one
+  kMasked,      // the same, the last eight entries of a row without one; up to 8 columns
   kGroups,      // straight from x, a branch a row; one column only
   kBranchFree,  // products of all entries first
 };
@@ -40,8 +40,12 @@ constexpr int64_t kFewRows = 1 << 15;
 constexpr int64_t kTinyRow = 4;
 // On Intel kMasked takes the place of kPredicted from so many rows on: 0.5 to 0.75 of the time with
 // 10,000 to 33,000 rows of 4 to 10 entries (1.0 with those of a circuit, which are alike), 1.0 to
-// 1.2 with 4096 and fewer (Xeon, family 6 model 167; float32).
+// 1.2 with 4096 and fewer (Xeon, family 6 model 167; float32). With 5 to 8 columns it takes the
+// place of Tile::Run: 0.68 to 0.91 of the time with 6000 to 33,000 rows of 4.5 to 10 entries, 0.94
+// to 1.05 with longer ones and with alike ones, 1.5 with rows of 2.4. With 9 to 16 columns it took
+// 0.85 to 1.1.
 constexpr int64_t kRememberedRows = 1 << 12;
+constexpr int64_t kMostMasked = 8;  // columns
 // One column with a matrix of up to so many rows, or of tiny ones, goes through them in groups.
 // Against kBranchFree that took 0.75 to 0.95 of the time (measured on Zen 4; float64 0.60 to 0.90).
 // With 64-byte vectors kBranchFree sums a row of up to 16 float32 at once, and is the faster where
@@ -125,6 +129,17 @@ BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead, [[maybe_unused]] bool pai
   }
   return tail ? choose(Tile<T, X, kWidth, kVectors, true>())
               : choose(Tile<T, X, kWidth, kVectors, false>());
+}
+
+// The code for kMasked and a block of 5 to 8 columns.
+template <typename T, typename X>
+BlockFunction<T, X> MaskedBlock(bool tail, Ahead ahead) {
+  const auto choose = [ahead](auto rows) -> BlockFunction<T, X> {
+    using Rows = decltype(rows);
+    return ahead == Ahead::kNothing ? &Rows::template RunMasked<Ahead::kNothing>
+                                    : &Rows::template RunMasked<Ahead::kStarts>;
+  };
+  return tail ? choose(Tile<T, X, 8, 1, true>()) : choose(Tile<T, X, 8, 1, false>());
 }
 
 // Columns one pass over the rows can take.
@@ -235,6 +250,10 @@ class BlockTask {
       looks ? UseNarrow<4, false, true>(loop) : UseNarrow<4, false>(loop);
     } else if (columns < 4) {
       looks ? UseNarrow<4, true, true>(loop) : UseNarrow<4, true>(loop);
+    } else if (loop == RowLoop::kMasked && columns <= kMostMasked) {
+      if constexpr (kMasks<T>) {
+        run_ = MaskedBlock<T, X>(columns < 8, AheadOf(args.k * columns * int64_t(sizeof(X))));
+      }
     }
   }
 
@@ -409,8 +428,9 @@ RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
     return grouped ? RowLoop::kGroups : RowLoop::kBranchFree;
   }
   if (tiny) return RowLoop::kPredicted;
-  if (args.m > kFewRows) return RowLoop::kBranchFree;
   const bool masks = kMasks<T> && args.n > 1 && ThisMachine().intel && args.m > kRememberedRows;
+  if (masks && args.n > 4 && args.n <= kMostMasked) return RowLoop::kMasked;
+  if (args.m > kFewRows) return RowLoop::kBranchFree;
   return masks ? RowLoop::kMasked : RowLoop::kPredicted;
 }
 

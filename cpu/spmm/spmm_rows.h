@@ -92,12 +92,33 @@ struct Tile {
     for (size_t i = 0; i < kBytes; i += 64) Prefetch(row + i);
   }
 
+  // Independent chains of sums, so that some 8 multiply-adds are under way (a latency of 4
+  // cycles, two begin in each). Rows of fewer entries than 4 * kChains have one chain: there the
+  // processor overlaps neighbouring rows.
+  static constexpr int kChains = kVectors <= 2 ? 4 : kVectors <= 4 ? 2 : 1;
+
   template <Ahead kAhead>
   static void Run(const RowBlock<T, X>& block) {
-    // Independent chains of sums, so that some 8 multiply-adds are under way (a latency of 4
-    // cycles, two begin in each). Rows of fewer entries than 4 * kChains have one chain: there the
-    // processor overlaps neighbouring rows.
-    constexpr int kChains = (kVectors <= 2 ? 4 : kVectors <= 4 ? 2 : 1);
+    RunRows<kAhead, false>(block, block.rows);
+  }
+
+  // The same sums where row lengths are hard to predict: of the last kMaskedEntries of a row those
+  // after its end are read and dropped. That a row has more is easier to predict than how many it
+  // has.
+  static constexpr int kMaskedEntries = 8;
+  template <Ahead kAhead>
+  static void RunMasked(const RowBlock<T, X>& block) {
+    int64_t inside = block.carry ? 0 : block.rows;  // after these, what is read ends in the task
+    while (inside > 0 && block.entry_end - block.offsets[inside] < kMaskedEntries) --inside;
+    RunRows<kAhead, true>(block, inside);
+    RowBlock<T, X> rest = block;
+    rest.offsets += inside, rest.rows -= inside, rest.y += inside * block.y_stride;
+    Run<kAhead>(rest);
+  }
+
+ private:
+  template <Ahead kAhead, bool kMasked>
+  static void RunRows(const RowBlock<T, X>& block, int64_t rows) {
     const X* const x = block.x;
     const int32_t* const indices = block.indices;
     const Accumulator<T>* const values = block.values - block.first_entry;
@@ -105,17 +126,18 @@ struct Tile {
     const int tail = block.tail;
     T* y = block.y;
     int64_t p = block.offsets[0];
-    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
+    const auto add = [=, &block](int64_t p, Sum* sums) __attribute__((always_inline)) {
+      PrefetchX<kAhead>(block, p, stride);
+      MultiplyAdd(values[p], x + size_t(indices[p]) * stride, tail, sums);
+    };
+    for (int64_t r = 0; r < rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Sum sums[kVectors] = {};
       if (kChains > 1 && end - p >= 4 * kChains) {
         Sum chains[kChains][kVectors] = {};
         for (; p + kChains <= end; p += kChains) {
 #pragma GCC unroll 4
-          for (int c = 0; c < kChains; ++c) {
-            PrefetchX<kAhead>(block, p + c, stride);
-            MultiplyAdd(values[p + c], x + size_t(indices[p + c]) * stride, tail, chains[c]);
-          }
+          for (int c = 0; c < kChains; ++c) add(p + c, chains[c]);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < kVectors; ++i) {
@@ -124,10 +146,24 @@ struct Tile {
           for (int c = 1; c < kChains; ++c) sums[i] += chains[c][i];
         }
       }
-      for (; p < end; ++p) {
-        PrefetchX<kAhead>(block, p, stride);
-        MultiplyAdd(values[p], x + size_t(indices[p]) * stride, tail, sums);
+      if constexpr (kMasked) {
+        for (; end - p > kMaskedEntries; p += 4) {
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) add(p + i, sums);
+        }
+        const auto left = Vector<int32_t, kWidth>{} + int(end - p);
+#pragma GCC unroll 8
+        for (int i = 0; i < kMaskedEntries; ++i) {
+          Sum more[kVectors];
+#pragma GCC unroll 16
+          for (int j = 0; j < kVectors; ++j) more[j] = sums[j];
+          add(p + i, more);
+#pragma GCC unroll 16
+          for (int j = 0; j < kVectors; ++j) sums[j] = left > i ? more[j] : sums[j];
+        }
+        p = end;
       }
+      for (; p < end; ++p) add(p, sums);
       Finish(block, sums, y);
     }
   }

@@ -479,9 +479,16 @@ def check_wrong_indices(lengths, n, isa, padding=9):
 @isas
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(  # many rows, and long ones of one column: on Intel
-    ("n", "times", "least"), [(1, 1, 0), (1, 25, 14), (3, 25, 0), (4, 25, 0), (8, 25, 0)]
+    ("n", "tile", "times", "least"),
+    [
+        (1, 4, 1, 0),
+        (1, 4, 25, 14),
+        *((n, 4, 25, 0) for n in (3, 4, 8)),
+        (7, 8, 25, 0),
+        (8, 8, 25, 0),
+    ],
 )
-def test_short_rows_of_few_columns_beside_nan(n, times, least, dtype, isa):
+def test_short_rows_of_few_columns_beside_nan(n, tile, times, least, dtype, isa):
     """Vectors of entries that reach into the next row leave its NaN there; rows of every length,
     which a task may end after, and some long ones among them. Many rows have the bits of a few."""
     rng, k = np.random.default_rng(11), 320
@@ -497,7 +504,7 @@ def test_short_rows_of_few_columns_beside_nan(n, times, least, dtype, isa):
     )
     values, x = cast(np.r_[values, np.nan], dtype)[None], cast(x, dtype)[None]
     for chunk in (64, 500, 8192):
-        attributes = TILES | dict(chunk_nonzeros=chunk, tile_columns=4)
+        attributes = TILES | dict(chunk_nonzeros=chunk, tile_columns=tile)
 
         def product(rows, attributes=attributes, values=values, order=NONE):
             arrays = (values, case.row_offsets[: rows + 1], case.column_indices[:-2], order, x)
