@@ -41,9 +41,9 @@ constexpr int64_t kTinyRow = 4;
 // On Intel kMasked takes the place of kPredicted from so many rows on: 0.5 to 0.75 of the time with
 // 10,000 to 33,000 rows of 4 to 10 entries (1.0 with those of a circuit, which are alike), 1.0 to
 // 1.2 with 4096 and fewer (Xeon, family 6 model 167; float32). With 5 to 8 columns it takes the
-// place of Tile::Run: 0.68 to 0.91 of the time with 6000 to 33,000 rows of 4.5 to 10 entries, 0.94
-// to 1.05 with longer ones and with alike ones, 1.5 with rows of 2.4. With 9 to 16 columns it took
-// 0.85 to 1.1.
+// place of Tile::Run: 0.64 to 0.91 of the time with 6000 to 33,000 rows of 4.5 to 10 entries, 0.94
+// to 1.05 with longer ones and with alike ones, 1.5 with rows of 2.4, and 0.96 to 1.07 where B is
+// beyond the second-level cache. With 9 to 16 columns it took 0.85 to 1.1, of float64 0.74 to 1.16.
 constexpr int64_t kRememberedRows = 1 << 12;
 constexpr int64_t kMostMasked = 8;  // columns
 // One column with a matrix of up to so many rows, or of tiny ones, goes through them in groups.
@@ -129,17 +129,6 @@ BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead, [[maybe_unused]] bool pai
   }
   return tail ? choose(Tile<T, X, kWidth, kVectors, true>())
               : choose(Tile<T, X, kWidth, kVectors, false>());
-}
-
-// The code for kMasked and a block of 5 to 8 columns.
-template <typename T, typename X>
-BlockFunction<T, X> MaskedBlock(bool tail, Ahead ahead) {
-  const auto choose = [ahead](auto rows) -> BlockFunction<T, X> {
-    using Rows = decltype(rows);
-    return ahead == Ahead::kNothing ? &Rows::template RunMasked<Ahead::kNothing>
-                                    : &Rows::template RunMasked<Ahead::kStarts>;
-  };
-  return tail ? choose(Tile<T, X, 8, 1, true>()) : choose(Tile<T, X, 8, 1, false>());
 }
 
 // Columns one pass over the rows can take.
@@ -252,7 +241,10 @@ class BlockTask {
       looks ? UseNarrow<4, true, true>(loop) : UseNarrow<4, true>(loop);
     } else if (loop == RowLoop::kMasked && columns <= kMostMasked) {
       if constexpr (kMasks<T>) {
-        run_ = MaskedBlock<T, X>(columns < 8, AheadOf(args.k * columns * int64_t(sizeof(X))));
+        if (AheadOf(args.k * columns * int64_t(sizeof(X))) == Ahead::kNothing) {
+          run_ = columns < 8 ? &Tile<T, X, 8, 1, true>::RunMasked
+                             : &Tile<T, X, 8, 1, false>::RunMasked;
+        }
       }
     }
   }

@@ -106,14 +106,13 @@ struct Tile {
   // after its end are read and dropped. That a row has more is easier to predict than how many it
   // has.
   static constexpr int kMaskedEntries = 8;
-  template <Ahead kAhead>
   static void RunMasked(const RowBlock<T, X>& block) {
     int64_t inside = block.carry ? 0 : block.rows;  // after these, what is read ends in the task
     while (inside > 0 && block.entry_end - block.offsets[inside] < kMaskedEntries) --inside;
-    RunRows<kAhead, true>(block, inside);
+    RunRows<Ahead::kNothing, true>(block, inside);
     RowBlock<T, X> rest = block;
     rest.offsets += inside, rest.rows -= inside, rest.y += inside * block.y_stride;
-    Run<kAhead>(rest);
+    Run<Ahead::kNothing>(rest);
   }
 
  private:
