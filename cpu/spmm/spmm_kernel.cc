@@ -421,7 +421,8 @@ RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
   }
   if (tiny) return RowLoop::kPredicted;
   const bool masks = kMasks<T> && args.n > 1 && ThisMachine().intel && args.m > kRememberedRows;
-  if (masks && args.n > 4 && args.n <= kMostMasked) return RowLoop::kMasked;
+  const bool few = args.n > 4 && args.n <= kMostMasked;
+  if (masks && few && args.tiles == 1) return RowLoop::kMasked;
   if (args.m > kFewRows) return RowLoop::kBranchFree;
   return masks ? RowLoop::kMasked : RowLoop::kPredicted;
 }

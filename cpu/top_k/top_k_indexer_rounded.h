@@ -93,7 +93,7 @@ RoundedVector RoundVector(const T* x, int64_t depth, float greatest, float most,
     off += difference * difference;
     each(d, rounded, difference);
     const auto low = LowestBits<Integer>(BitCast<Ints>(shifted));
-    const auto words = BitCast<Vector<uint32_t, kWords> >(low);
+    const auto words = BitCast<Vector<uint32_t, kWords>>(low);
     for (int i = 0; i < kWords; ++i) write(d / N * kWords + i, words[i]);
   }
   const auto root = [](const Floats& squares) {
