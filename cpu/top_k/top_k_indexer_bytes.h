@@ -131,7 +131,8 @@ struct FewVectors {
 };
 
 // What rounding may take from a score by some heads, of which these are the weights, and the
-// products of q' and of q - q': by those with a positive weight, and by all.
+// products of q' and of q - q': by those with a positive weight, and by all. Of positive
+// weights so small that their squares are lost it is less than RowSurvivors::small.
 struct TakenByHeads {
   static constexpr int kCount = FewVectors::kCount, N = FewVectors::N;
   using Floats = FewVectors::Floats;
