@@ -163,8 +163,9 @@ struct SddmmCall {
     args.slabs = slabs.Acquire(threads, tasks, size_t(values + room) * sizeof(float));
   }
 
-  // Chunks of so many that each of the cores has few of them were cut from the capacity: of fewer
-  // stored entries one core would have all.
+  // Blocks come with large chunks, a few for each core, which the schedule has cut from the
+  // capacity of the structure: where it stores less, one core would have all entries. So as many
+  // chunks of what is stored.
   void CutStored() {
     const int64_t chunk = (args.chunk_entries * stored + args.entries - 1) / args.entries;
     args.chunk_entries = std::max(chunk, std::min(args.chunk_entries, kLeastChunk));

@@ -140,19 +140,22 @@ struct TakenByHeads {
 
   TakenByHeads(const float* weights, const float* values, const float* offs,
                const KeyBounds& units) {
+    constexpr int kAll = -1;
     int positive = 0;
     for (int i = 0; i < kCount; ++i) positive |= (weights[i] > 0) << i;
-    const float all = Largest(weights, -1), raised = Largest(weights, positive);
-    const auto greatest = [&](float largest, int some, float* all_of_these) {
+    Floats value, off;
+    const auto square = [&](float largest, int some) {
       float own[kCount];
       const float inverse = 1 / largest;  // times this: else their squares may be 0
       for (int i = 0; i < kCount; ++i) own[i] = some >> i & 1 ? weights[i] * inverse : 0;
-      const Floats value = FewVectors::Squares(values, own), off = FewVectors::Squares(offs, own);
-      if (all_of_these) *all_of_these = largest * Greatest(value, off, -1, units);
-      return largest * Greatest(value, off, positive, units);
+      value = FewVectors::Squares(values, own), off = FewVectors::Squares(offs, own);
     };
-    of_positive = greatest(all, -1, &of_all);
-    if (raised < 0x1p-30f * all) of_positive = greatest(raised, positive, nullptr);
+    float largest = Largest(weights, kAll);
+    square(largest, kAll);
+    of_all = largest * Greatest(value, off, kAll, units);
+    const float of_these = Largest(weights, positive);
+    if (of_these < 0x1p-30f * largest) largest = of_these, square(largest, positive);
+    of_positive = largest * Greatest(value, off, positive, units);
   }
 
  private:
@@ -216,16 +219,17 @@ struct FourHeads {
   int32_t* rounded;  // [words, kCount]
   bool rows;
   FewVectors values, offs;  // in units of the integers
-  // The products of each two `values`, the sums of these, the squares of 16 bits and of what these
-  // are off by; the products of each two `offs`.
+  // What belongs to one place of these is added up over the features: from 0 on the products of
+  // each two `values`, from kOffs on those of each two `offs`, and what the functions name, for a
+  // head.
+  static constexpr int kOffs = N;
+  static constexpr int SumPlace(int h) { return FewVectors::kPairs + h; }
+  static constexpr int SquarePlace(int h) {  // of 16 bits; two behind either half's products
+    return FewVectors::kPairs + (h < 2 ? kCount + h : kOffs + h - 2);
+  }
+  static constexpr int OffSquarePlace(int h) { return kOffs + FewVectors::kPairs + 2 + h; }
   alignas(kVectorBytes) float found[2 * N];
   Four greatest, byte_scale, scale;  // of an integer, and infinite where not all is finite
-
-  const float* Products() const { return found; }
-  float Sum(int h) const { return found[FewVectors::kPairs + h]; }
-  const float* OffProducts() const { return found + N; }
-  float Square(int h) const { return found[h < 2 ? 14 + h : N + 8 + h]; }
-  float OffSquare(int h) const { return found[N + 12 + h]; }
 
   template <typename T>
   void Round(const T* from, int64_t count, int64_t depth, float most) {
@@ -246,16 +250,16 @@ struct FourHeads {
         const Floats scaled = x * by[h], shifted = scaled + kShift, value = shifted - kShift;
         as_bytes[h] = LowestBits<int8_t>(BitCast<Ints>(shifted));
         Store<float, N>(values.x[h] + d, value), Store<float, N>(offs.x[h] + d, scaled - value);
-        sums[FewVectors::kPairs + h] += value;
+        sums[SumPlace(h)] += value;
         const Floats wide = x * by_rounded[h], shifted_wide = wide + kShift;
         const Floats rounded_wide = shifted_wide - kShift, off = wide - rounded_wide;
         as_halves[h] = LowestBits<int16_t>(BitCast<Ints>(shifted_wide));
-        sums[h < 2 ? 14 + h : N + 8 + h] += rounded_wide * rounded_wide;
-        sums[N + 12 + h] += off * off;
+        sums[SquarePlace(h)] += rounded_wide * rounded_wide;
+        sums[OffSquarePlace(h)] += off * off;
       }
       Write(d, depth, as_bytes, as_halves, std::make_integer_sequence<int, N>());
     }
-    values.Multiply(depth, sums), offs.Multiply(depth, sums + N);
+    values.Multiply(depth, sums), offs.Multiply(depth, sums + kOffs);
     Store<float, N>(found, SumTransposed<N / 2>(sums));
     Store<float, N>(found + N, SumTransposed<N / 2>(sums + N));
   }
@@ -332,7 +336,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
       for (int h = 0; h < kTogether; ++h) {
         float lower = 0;
         own.weights[i + h] = own.rounded_weights[i + h] = 0, own.higher[i + h] = 0;
-        own.start[i + h] = -128 * int32_t(four.Sum(h));
+        own.start[i + h] = -128 * int32_t(four.found[FourHeads::SumPlace(h)]);
         if (h < count) {
           const float weight = LoadScalar(from_weights + h);
           const bool finite = four.greatest[h] < __builtin_inff();
@@ -342,11 +346,11 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
                                  1.001f * __builtin_sqrtf(off_square) + more};
           };
           const int own_pair = FewVectors::Pair(h, h);
-          const RoundedVector in_bytes = found(four.byte_scale[h], four.Products()[own_pair],
-                                               four.OffProducts()[own_pair], scaling);
+          const RoundedVector in_bytes = found(four.byte_scale[h], four.found[own_pair],
+                                               four.found[FourHeads::kOffs + own_pair], scaling);
           own.weights[i + h] = weight * in_bytes.scale;
-          RoundedVector in_words =
-              found(four.scale[h], four.Square(h), four.OffSquare(h), rounded_scaling);
+          RoundedVector in_words = found(four.scale[h], four.found[FourHeads::SquarePlace(h)],
+                                         four.found[FourHeads::OffSquarePlace(h)], rounded_scaling);
           own.rounded_weights[i + h] = weight * in_words.scale;
           own.higher[i + h] = zeros.Add(weight, in_words, root, most, terms);
           if (finite) in_words.norm *= in_words.scale, in_words.off *= in_words.scale;
@@ -364,7 +368,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
         }
         own.lower[i + h] = own.start[i + h] - int32_t(lower);
       }
-      const TakenByHeads taken(own.weights + i, four.Products(), four.OffProducts(), units);
+      const TakenByHeads taken(own.weights + i, four.found, four.found + FourHeads::kOffs, units);
       row.raised += taken.of_positive, row.off += taken.of_all;
       from += count * depth, from_weights += count;
     }
