@@ -6,8 +6,8 @@
 //
 // C: up to 16 x 16 float32; A: up to 16 rows of kTileDepth bfloat16; B: up to 16 rows, one for each
 // pair of columns of A, in which the two values that a pair multiplies are next to each other. Or,
-// with four signed bytes of A and four unsigned ones of B in the place of each pair, 32-bit
-// integers: exactly, modulo 2^32.
+// with four signed bytes of A and of B in the place of each pair, 32-bit integers: exactly, modulo
+// 2^32.
 #pragma once
 
 #include "cpu/simd/pairs.h"
@@ -66,7 +66,7 @@ class Tiles {
   }
   template <int kC, int kA, int kB>
   void DotBytes() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
   }
 };
 
@@ -122,18 +122,12 @@ class Tiles {
   }
 
  private:
-  // Signed bytes times those without a sign.
   static Words DotFours(Words sum, Words a, Words b) {
-#if defined(__AVX512VNNI__)
-    const auto to = BitCast<__m512i>(sum);
-    return BitCast<Words>(_mm512_dpbusd_epi32(to, BitCast<__m512i>(b), BitCast<__m512i>(a)));
-#else
-    for (int bit = 0; bit < 32; bit += 8) {
-      const auto value = BitCast<Vector<int32_t, kTileColumns>>(a << (24 - bit)) >> 24;
-      sum += BitCast<Words>(value) * (b >> bit & 255);
-    }
+    const auto byte = [](Words x, int bit) {
+      return BitCast<Words>(BitCast<Vector<int32_t, kTileColumns>>(x << (24 - bit)) >> 24);
+    };
+    for (int bit = 0; bit < 32; bit += 8) sum += byte(a, bit) * byte(b, bit);
     return sum;
-#endif
   }
 
   // kRows rows of C, in registers.

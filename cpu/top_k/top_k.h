@@ -107,7 +107,7 @@ constexpr int64_t ByteScratchBytes(int64_t rows, int64_t columns, int64_t heads,
   const int64_t pairs = 2 * (rows + 8) * heads + 8;
   return 4 * rows * (panels * kPanelColumns + 64) +
          4 * (rows + 8) * SamplePanels(panels) * kPanelColumns +
-         4 * pairs * (ByteWords(depth) + RoundedWords(depth) + 5 + 16) + 64 * (rows + 8) +
+         4 * pairs * (ByteWords(depth) + RoundedWords(depth) + 5) + 64 * (rows + 8) +
          6 * 4 * (columns + 64) + 4 * (depth + 1) * (heads + 32) + 18 * 64;
 }
 

@@ -139,9 +139,9 @@ struct BytePairs {
   }
 };
 
-// The same on matrix tiles, to the same bits: kTogether heads of kRows rows, and the columns of a
-// panel at a time. Products of some are computed and stored while those of the ones before them are
-// added: a tile's store waits for its products, and a load of what it has stored for the store.
+// The same on matrix tiles: kTogether heads of kRows rows, and the columns of a panel at a time.
+// Products of some are computed and stored while those of the ones before them are added: a tile's
+// store waits for its products, and a load of what it has stored for the store.
 class TiledBytes {
   static constexpr int N = kTileColumns, kHeads = BytePairs::kTogether;
   static constexpr int kVectors = BytePairs::kVectors;
@@ -162,23 +162,9 @@ class TiledBytes {
   }
 
   // Of q and weights of `rows` rows, the former by Place(), with anything up to a multiple of kRows
-  // rows. `begun` has room for a vector for each row and head of these.
-  TiledBytes(const BytePairs& pairs, int64_t rows, int32_t* begun)
-      : pairs_(pairs), rows_(rows), begun_(begun), tiles_(Shapes(pairs.words)) {}
-
-  // Sums begin at start[rows, heads].
-  void Begin(const int32_t* start) {
-    const int64_t heads = pairs_.parts * kHeads;
-    for (int64_t r = 0; r < WholeRows(rows_); ++r) {
-      for (int64_t first = 0; first < heads; first += kHeads) {
-        int32_t* const begun = begun_ + Place(r, first, heads) * N;
-        for (int h = 0; h < kHeads; ++h) {
-          const Ints from = (r < rows_ ? start[r * heads + first + h] : 0) - Ints{};
-          __builtin_memcpy(begun + h * N, &from, sizeof(from));
-        }
-      }
-    }
-  }
+  // rows. A product of least[rows, heads] or less counts as this one.
+  TiledBytes(const BytePairs& pairs, int64_t rows, const int32_t* least)
+      : pairs_(pairs), rows_(rows), least_(least), tiles_(Shapes(pairs.words)) {}
 
   // The scores of the columns of `panels` panels, which follow each other: each.Row(row, scores)
   // after each.Panel(panel), which are in order for a row, with sums over the heads from
@@ -234,38 +220,40 @@ class TiledBytes {
     constexpr int kOwn = kProducts + kSet * kVectors, kOther = kProducts + (1 - kSet) * kVectors;
     const int64_t tile = now.group * pairs_.parts + now.part;
     const char* const panel = Panel(panels, now.panel);
-    tiles_.Load<kQ>(pairs_.q + tile * kTileRows * pairs_.words, 4 * pairs_.words);
-    Multiply<kOwn>(panel, tile);
-    Multiply<kOwn + 1>(panel + kTileBytes, tile);
-    Multiply<kOwn + 2>(panel + 2 * kTileBytes, tile);
+    if (now.panel % kPanelsTogether == 0 || pairs_.parts > 1) {  // else the step before had this q
+      tiles_.Load<kQ>(pairs_.q + tile * kTileRows * pairs_.words, 4 * pairs_.words);
+    }
+    Multiply<kOwn>(panel);
+    Multiply<kOwn + 1>(panel + kTileBytes);
+    Multiply<kOwn + 2>(panel + 2 * kTileBytes);
     const int64_t first = added.group * kRows, left = added.exists ? rows_ - first : 0;
     const float* const factors = BytePairs::Factors(Panel(panels, added.panel), pairs_.words);
-    const float* const weights = pairs_.weights + (first * pairs_.parts + added.part) * kHeads;
+    const int64_t pair = (first * pairs_.parts + added.part) * kHeads;
     each.Panel(added.panel);
     const auto& products = products_[kSet];
     auto& stored = products_[1 - kSet];
-    if (left > 0) AddRow<0>(products, first, added.part, weights, factors, each);
+    if (left > 0) AddRow<0>(products, first, added.part, pair, factors, each);
     tiles_.Store<kOther>(stored[0], kTileBytes);
-    if (left > 1) AddRow<1>(products, first, added.part, weights, factors, each);
+    if (left > 1) AddRow<1>(products, first, added.part, pair, factors, each);
     tiles_.Store<kOther + 1>(stored[1], kTileBytes);
-    if (left > 2) AddRow<2>(products, first, added.part, weights, factors, each);
+    if (left > 2) AddRow<2>(products, first, added.part, pair, factors, each);
     tiles_.Store<kOther + 2>(stored[2], kTileBytes);
-    if (left > 3) AddRow<3>(products, first, added.part, weights, factors, each);
+    if (left > 3) AddRow<3>(products, first, added.part, pair, factors, each);
   }
 
   template <int kTile>
-  void Multiply(const char* keys, int64_t tile) {
+  void Multiply(const char* keys) {
     tiles_.Load<kKeys>(keys, 4 * kPanelColumns);
-    tiles_.Load<kTile>(begun_ + tile * kTileRows * N, kTileBytes);
+    tiles_.Zero<kTile>();
     tiles_.DotBytes<kTile, kQ, kKeys>();
   }
 
   // Adds the products of a part of the heads of row `r` of some.
   template <int r, typename Each>
   [[gnu::always_inline]] inline void AddRow(const int32_t (&products)[kVectors][kTileRows][N],
-                                            int64_t first, int64_t part, const float* weights,
+                                            int64_t first, int64_t part, int64_t pair,
                                             const float* factors, Each&& each) {
-    weights += r * pairs_.parts * kHeads;
+    pair += r * pairs_.parts * kHeads;
     Floats x[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -277,7 +265,9 @@ class TiledBytes {
       for (int v = 0; v < kVectors; ++v) {
         Ints sum;
         __builtin_memcpy(&sum, products[v][r * kHeads + h], sizeof(sum));
-        x[v] += __builtin_convertvector(sum > 0 ? sum : Ints{}, Floats) * weights[h];
+        const Ints least = least_[pair + h] - Ints{};
+        const Ints from_least = sum > least ? sum : least;
+        x[v] += __builtin_convertvector(from_least, Floats) * pairs_.weights[pair + h];
       }
     }
     if (part + 1 < pairs_.parts) {
@@ -292,7 +282,7 @@ class TiledBytes {
 
   const BytePairs& pairs_;
   int64_t rows_;
-  int32_t* begun_;
+  const int32_t* least_;
   Tiles tiles_;
   Floats totals_[kRows][kVectors];
   alignas(64) int32_t products_[2][kVectors][kTileRows][N];

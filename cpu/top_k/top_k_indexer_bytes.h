@@ -35,14 +35,16 @@ float GreatestOfByteKey(const T* key, int64_t depth, float greatest) {
   return longer > 1 ? greatest * longer : greatest;
 }
 
-// Writes a key to column j of a panel of bytes, each of them plus 128. Its norms are those of the
-// integers.
+// Writes a key to column j of a panel of bytes, each of them plus 128 but for matrix tiles. Its
+// norms are those of the integers.
 template <typename T>
-RoundedVector PackBytes(const T* key, int64_t depth, float greatest, int64_t j, char* panel) {
+RoundedVector PackBytes(const T* key, int64_t depth, float greatest, int64_t j, bool tiles,
+                        char* panel) {
+  const uint32_t offsets = tiles ? 0 : kByteOffsets;
   auto* out = reinterpret_cast<uint32_t*>(panel) + j;
   RoundedVector found = RoundVector<int8_t>(
       key, depth, GreatestOfByteKey(key, depth, greatest), kGreatestByte,
-      [&](int64_t i, uint32_t word) { out[i * kPanelColumns] = word ^ kByteOffsets; });
+      [&](int64_t i, uint32_t word) { out[i * kPanelColumns] = word ^ offsets; });
   reinterpret_cast<float*>(panel)[ByteWords(depth) * kPanelColumns + j] = found.scale;
   found.norm /= found.scale, found.off /= found.scale;
   return found;
@@ -52,8 +54,9 @@ RoundedVector PackBytes(const T* key, int64_t depth, float greatest, int64_t j, 
 struct ByteScratch {
   float* sample;
   int32_t *columns, *q;
-  int32_t *start, *lower;  // where sums begin: those of the sample, and of the other columns
-  int32_t* begun;          // these as matrix tiles have them
+  // Where sums begin, those of the sample and of the other columns; of matrix tiles, the least that
+  // they count as.
+  int32_t *start, *lower;
   float* weights;
   int32_t *rounded_q, *higher;  // in 16 bits, and where sums of these begin
   float* rounded_weights;
@@ -79,7 +82,6 @@ struct ByteScratch {
     columns = ints(at.rows * columns_stride);
     sample = floats(at.rows * sample_stride);
     q = ints(pairs * ByteWords(args.depth)), start = ints(pairs), lower = ints(pairs);
-    begun = ints(args.tiles ? pairs * kTileColumns : 0);
     weights = floats(pairs);
     rounded_q = ints(pairs * RoundedWords(args.depth)), higher = ints(pairs);
     rounded_weights = floats(pairs);
@@ -328,6 +330,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
            __builtin_inff()};
     RowBound bound;
     CertainZeros zeros;
+    float lifted = 0;  // what tiles' sums lack: the least of each product times its weight
     for (int64_t first = 0; first < heads; first += kTogether, i += kTogether) {
       const int64_t left = args.heads - first, count = left < kTogether ? left : kTogether;
       four.bytes = own.q + (args.tiles ? TiledBytes::Place(r, first, heads) : i) * words;
@@ -336,7 +339,8 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
       for (int h = 0; h < kTogether; ++h) {
         float lower = 0;
         own.weights[i + h] = own.rounded_weights[i + h] = 0, own.higher[i + h] = 0;
-        own.start[i + h] = -128 * int32_t(four.found[FourHeads::SumPlace(h)]);
+        const int32_t offsets = -128 * int32_t(four.found[FourHeads::SumPlace(h)]);
+        own.start[i + h] = args.tiles ? 0 : offsets;
         if (h < count) {
           const float weight = LoadScalar(from_weights + h);
           const bool finite = four.greatest[h] < __builtin_inff();
@@ -366,13 +370,14 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
             row.raised += rounding;
           }
         }
-        own.lower[i + h] = own.start[i + h] - int32_t(lower);
+        own.lower[i + h] = args.tiles ? int32_t(lower) : offsets - int32_t(lower);
+        if (args.tiles) lifted -= own.weights[i + h] * float(own.lower[i + h]);
       }
       const TakenByHeads taken(own.weights + i, four.found, four.found + FourHeads::kOffs, units);
       row.raised += taken.of_positive, row.off += taken.of_all;
       from += count * depth, from_weights += count;
     }
-    row.raised *= 1.01f, row.off *= 1.01f;
+    row.raised = 1.01f * row.raised + lifted * (1 + terms), row.off *= 1.01f;
     row.small = bound.Small(keys, depth, args.heads);
     row.rounded_off = bound.Of(keys, depth, args.heads);
     if (zeros.known) row.lower = zeros.Lower(keys, depth) + row.small;
@@ -484,7 +489,6 @@ struct ByteScores {
       }
     };
     constexpr int64_t kColumns = kPanelColumns * kColumnsOfSample;
-    tiled.Begin(own.start);
     tiled.Score(sample, (at.columns + kColumns - 1) / kColumns,
                 Each{own.sample, own.sample_stride, 0});
   }
@@ -508,7 +512,6 @@ struct ByteScores {
         BytePairs::Keep(x, sample + own.off * factors, first, own);
       }
     };
-    tiled.Begin(own.lower);
     tiled.Score(others, (at.columns + BytePairs::kColumns - 1) / BytePairs::kColumns,
                 Each{*this, own.rows, own.sample, own.sample_stride, 0, {}});
   }

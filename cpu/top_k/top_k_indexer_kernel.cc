@@ -71,7 +71,7 @@ void PackPanel(const TopKIndexerArgs& args, int64_t batch, int64_t panel, char* 
     for (int64_t j = 0; j < kPanelColumns && first + j < columns; ++j) {
       const T* own = keys + (first + j) * args.depth;
       const int64_t place = PlaceOfBytes(first + j, args.PanelCount());
-      add(PackBytes(own, args.depth, greatest[j], place % kPanelColumns,
+      add(PackBytes(own, args.depth, greatest[j], place % kPanelColumns, args.tiles,
                     bytes + place / kPanelColumns * panel_bytes),
           bounds + 2);
     }
@@ -491,7 +491,7 @@ void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
     return SelectWideRows<T>(args, at);
   }
   if (args.tiles) {
-    TiledBytes tiled(pairs, at.rows, own.begun);
+    TiledBytes tiled(pairs, at.rows, own.start);
     scores.Sample(tiled);
   } else {
     scores.Sample(own.start);
@@ -506,7 +506,7 @@ void SelectByteRows(const TopKIndexerArgs& args, const IndexerRows& at) {
     return SelectWideRows<T>(args, at);
   }
   if (args.tiles) {
-    TiledBytes tiled(pairs, at.rows, own.begun);
+    TiledBytes tiled(pairs, at.rows, own.lower);
     scores.Collect(tiled);
   } else {
     scores.Collect(own.lower);
