@@ -54,7 +54,7 @@ help:
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers (SANITIZE_ISA=avx2)"
 	@echo "make fuzz      a million random index arrays under the address sanitizer (FUZZ_ARGS)"
-	@echo "make mutants   plant 53 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
+	@echo "make mutants   plant bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
 	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour, and a report; run"
 	@echo "               it again to go on where it ended; RESULTS=folder"
 	@echo "make gpu-doctor on an NVIDIA GPU: which layer works, from the driver to XLA; RESULTS=folder"

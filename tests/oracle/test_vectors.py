@@ -108,6 +108,19 @@ def test_block_rows_of_more_vectors_than_are_widened_at_once(length, dtype):
     spmm_is_right(arrays, case, dtype, 7, True, CpuTile(columns=7, packed=True))
 
 
+@pytest.mark.parametrize("length", [2, 16])
+def test_results_larger_than_the_caches(length):
+    """Some block rows take all their columns before the next ones do, to the same bits."""
+    lengths = np.repeat(np.resize([3, 0, 1, 2, 7], 4096 // length), length)[:-1]
+    arrays, case, _ = encoded(from_row_lengths("large", 40, lengths), length)
+    B = dense_operand(case, 200)
+    C = np.asarray(spmm(vectors(arrays, case, "float32"), cast(B, "float32")))
+    assert C.nbytes > 3 << 20
+    assert_within(C, *oracle(case, "float32", B))
+    few = spmm(vectors(arrays, case, "float32"), cast(B[:, :64], "float32"))
+    np.testing.assert_array_equal(C[:, :64], few)
+
+
 def test_the_transpose_by_rows_of_a_batch():
     arrays, case, place = encoded(from_row_lengths("tall", 24, [12] * 601), 8)
     A, B = vectors(arrays, case, "float32"), dense_operand(case, 40, True)
