@@ -155,7 +155,9 @@ void RunPass(const SpmmArgs& args, const TileTask& tile, const Strip& strip, con
   block.x = x + (column - tile.first);
   block.x_stride = tile.x_stride;
   block.x_rows = args.k;
-  block.near = args.k * tile.x_stride * int64_t(sizeof(X)) <= kNearBytes;
+  const bool one_of_pairs = kInPairs<X> && pass.columns <= kLanes<T>;
+  block.near = (one_of_pairs || ThisMachine().intel) &&
+               args.k * tile.x_stride * int64_t(sizeof(X)) <= kNearBytes;
   block.tail = int(pass.columns % kLanes<T>);
   block.out_stride = args.n;
   if (task.piece >= 0) {
