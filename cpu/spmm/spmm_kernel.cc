@@ -239,7 +239,7 @@ class BlockTask {
       looks ? UseNarrow<4, false, true>(loop) : UseNarrow<4, false>(loop);
     } else if (columns < 4) {
       looks ? UseNarrow<4, true, true>(loop) : UseNarrow<4, true>(loop);
-    } else if (loop == RowLoop::kMasked && columns <= kMostMasked) {
+    } else if (loop == RowLoop::kMasked && args.n <= kMostMasked) {
       if constexpr (kMasks<T>) {
         if (AheadOf(args.k * columns * int64_t(sizeof(X))) == Ahead::kNothing) {
           run_ = columns < 8 ? &Tile<T, X, 8, 1, true>::RunMasked

@@ -136,7 +136,9 @@ def check_values(values: Any, nnz: int | None, what: str, block: tuple[int, ...]
         values = values.astype(values.dtype.newbyteorder("="))
     if values.shape != (values.shape[:1] if nnz is None else (nnz,)) + block:
         expected = ", ".join(map(str, ("nnz" if nnz is None else nnz, *block)))
-        raise ValueError(f"{what}: values: expected shape [{expected}], got {list(values.shape)}")
+        hint = "; map over a batch with jax.vmap" if values.ndim > 1 + len(block) else ""
+        found = list(values.shape)
+        raise ValueError(f"{what}: values: expected shape [{expected}], got {found}{hint}")
     return values
 
 

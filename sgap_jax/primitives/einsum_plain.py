@@ -84,6 +84,8 @@ class _Entries:
             return word, x
         rest = "".join(index for index in word if index not in self.coordinates)
         x = jnp.transpose(x, [word.index(index) for index in (*named, *rest)])
+        if 0 in x.shape[: len(named)]:  # where JAX gathers nothing, not even what it fills in
+            return self.position + rest, jnp.zeros((self.count, *x.shape[len(named) :]), x.dtype)
         gathered = x.at[tuple(self.coordinates[index] for index in named)]
         return self.position + rest, gathered.get(mode="fill", fill_value=0)
 

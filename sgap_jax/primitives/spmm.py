@@ -108,6 +108,8 @@ def spmm(
     `PaperOctetTile`; the CPU schedules are `CpuTile` and, with CVS(V) of bfloat16,
     `OctetTile`.
     """
+    if isinstance(B, SparseArray) and not isinstance(A, SparseArray):
+        raise TypeError("spmm: expected a SparseArray A and a dense B; B @ A is dense times sparse")
     check_sparse("spmm", "A", A)
     schedule = check_schedule("spmm", schedule)
     transpose = check_flag(transpose, "transpose", "spmm")

@@ -54,6 +54,8 @@ def triangular_solve_by_levels(
     """`triangular_solve` in plain JAX: x <- D^-1 (b - N x) until nothing changes; each step makes
     one more level of rows right."""
     n, nnz = b.shape[0], values.shape[0]
+    if not n:  # there may be entries all the same, which name rows that do not exist
+        return b
     offsets, indices = structure.well_formed(offsets, indices, n)
     row = row_of_entry(offsets, nnz)
     beside = (indices < row) if lower else (indices > row)
@@ -76,7 +78,7 @@ def triangular_solve_by_levels(
 
     first = step(jnp.zeros_like(b))
     start = step(first), first, structure.varying_like(jnp.ones((), jnp.int32), first)
-    if not n or not nnz:
+    if not nnz:
         return first
     return jax.lax.while_loop(going, lambda s: (step(s[0]), s[0], s[2] + 1), start)[0]
 

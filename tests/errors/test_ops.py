@@ -47,6 +47,8 @@ def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
     ("call", "error", "words"),
     [
         (lambda: spmm(A.todense(), B), TypeError, ["spmm", "A", "SparseArray"]),
+        (lambda: spmm(B.T, A), TypeError, ["spmm", "B @ A"]),
+        (lambda: A.with_values(HEADS.values), ValueError, ["values", "got [3,", "jax.vmap"]),
         (lambda: spmm(A, B[1:]), ValueError, ["spmm", "B", "[33, n]", "[32, 4]"]),
         (lambda: spmm(A, B, transpose=True), ValueError, ["spmm", "B", "[34, n]", "[33, 4]"]),
         (lambda: spmm(A, B[:, 0]), ValueError, ["spmm", "B", "[33]"]),

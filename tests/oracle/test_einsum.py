@@ -159,6 +159,23 @@ def test_what_no_entry_names_is_not_read():
     np.testing.assert_array_equal(einsum("ij,jk,kr->ir", A, X, np.eye(2)), [[3, 3], [3, 3]])
 
 
+def test_entries_of_no_row_or_column():
+    """A capacity, made inside jit, of a matrix that has none: all of it is padding."""
+    made = SparseArray.from_coordinates
+
+    def of_rows(values, x, at):
+        return einsum("ij,j,i->j", made(at, values, (0, 2)), x, jnp.ones(0))
+
+    def of_columns(values, x, at):
+        return einsum("ij,ik,jk->k", made(at, values, (2, 0)), x, jnp.ones((0, 3)))
+
+    for f, x in ((of_rows, jnp.ones(2)), (of_columns, jnp.ones((2, 3)))):
+        given = jnp.ones(3), x, jnp.zeros((3, 2), int)
+        np.testing.assert_array_equal(jax.jit(f)(*given), np.zeros(x.shape[-1]))
+        gradients = jax.jit(jax.grad(lambda *a, f=f: f(*a).sum(), (0, 1)))(*given)
+        assert not any(x.any() for x in gradients)
+
+
 def test_products_of_a_matrix_run_on_its_kernels():
     given, _, _ = operands("ij,jk->ik")
     schedule = CpuTile(columns=1, nonzeros=2)

@@ -436,6 +436,8 @@ def test_an_indexer_that_rounds_selects_the_same(kind, dtype):
         ("only keys off", "float32", 4, 32),
         ("keys off, heads apart", "float32", 4, 32),
         ("keys off, a heavy head without products", "float32", 4, 32),
+        ("nearly the bound", "float32", 4, 32),
+        ("nearly the bound, negative weights", "float32", 4, 32),
         ("others are raised", "float32", 4, 32),
         ("only q off", "float32", 4, 32),
         ("other columns in the sample", "float32", 4, 32),
@@ -470,6 +472,14 @@ def test_an_indexer_of_bytes_selects_the_same(kind, dtype, heads, depth):
         keys[::2], keys[1::2], keys[1::2, 5] = 32 * 64 - 31, 32 * 64 - 33, 33 * 64 - 33
         keys[::16], keys[: 30 * 16 : 16] = 0, 32 * 64
         keys[:, 0] = 126.5 * 64
+    elif kind == "nearly the bound":  # 20 lose 0.8 of what rounding may take
+        weights[:], q[:], keys[:], keys[:, 0] = 1, 1, 0, 126.5 * 64
+        keys[:, 31], keys[::20, 1:], keys[::20, 1:16] = -60 * 64, 0, 64
+        keys[1:2000:200, 1:], keys[4:2000:200, 1:] = 31, 31
+    elif kind == "nearly the bound, negative weights":  # 0.9 of it
+        weights[:], q[:], q[..., 0], q[..., 1], keys[:], keys[:, 0] = -1, 252, 0, 253, 0, 126.5 * 64
+        keys[:, 31], keys[::20, 2:], keys[::20, 2:18] = 60 * 64, 0, 64
+        keys[1:2000:200, 2:], keys[4:2000:200, 2:] = 33, 33
     elif kind == "others are raised":  # 20 exact columns; of others the greater are less in bytes
         weights[:], q[:], q[..., 0], keys[:], keys[:, 0] = 1, 252, 253, 0, 126.5 * 64
         keys[:320:16, 1:], keys[:320:16, 1:13] = 32 * 64, 33 * 64

@@ -138,6 +138,15 @@ def test_any_index_arrays_are_safe():
         assert factors.shape == values.shape
 
 
+def test_no_rows_and_a_capacity():
+    def solved(values, b, at):
+        return linalg.triangular_solve(SparseArray.from_coordinates(at, values, (0, 0)), b).sum()
+
+    given = jnp.ones(3), jnp.ones(0), jnp.zeros((3, 2), int)
+    gradients = jax.jit(jax.grad(solved, (0, 1)))(*given)
+    assert [g.tolist() for g in gradients] == [[0, 0, 0], []]
+
+
 def test_incomplete_factors():
     a = grid(5)
     A = SparseArray.from_scipy(a)
