@@ -11,6 +11,7 @@
 
 #include "cpu/common/dtype.h"
 #include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
 #include "cpu/common/row_pieces.h"
 #include "cpu/merge_rows/merge_rows.h"
 #include "cpu/spgemm/spgemm.h"
@@ -58,6 +59,7 @@ nb::object ArrayOf(ResultArray& array, size_t size) {
   nb::capsule owner(kept.get(),
                     [](void* memory) noexcept { delete static_cast<ResultArray*>(memory); });
   kept.release();
+  BeforeXla(&finished_calls);  // whose calls may read it
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
 }
 

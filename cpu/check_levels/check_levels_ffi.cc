@@ -147,9 +147,11 @@ ffi::Error ValidOffsetsHandler(ffi::Buffer<ffi::S32> offsets,
   }
   const int64_t size = shape[shape.size() - 1];
   const int64_t count = size > 0 ? int64_t(offsets.element_count()) / size : 0;
+  AfterXla(&finished_calls);
   for (int64_t i = 0; i < count; ++i) {
     MakeValid(offsets.typed_data() + i * size, size, nnz, out->typed_data() + i * size);
   }
+  BeforeXla(&finished_calls);
   return ffi::Error::Success();
 }
 

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "cpu/common/parallel.h"
+
 #if SGAP_SEVERAL_ISAS  // of CMake: those of x86-64 that are named below
 #include <cpuid.h>
 #endif
@@ -87,7 +89,11 @@ const KernelTable* selected = nullptr;
 
 }  // namespace
 
-const KernelTable& Kernels() { return *selected; }
+// Handlers ask for these before they read what another call, or a test, has written.
+const KernelTable& Kernels() {
+  AfterXla(&finished_calls);
+  return *selected;
+}
 
 std::vector<std::string> SupportedIsas() {
   std::vector<std::string> names;
@@ -99,12 +105,14 @@ void SelectIsa(const std::string& name) {
   const std::vector<const KernelTable*> tables = SupportedTables();
   if (name.empty()) {
     selected = tables.back();
+    BeforeXla(&finished_calls);
     return;
   }
   std::string supported;
   for (const KernelTable* table : tables) {
     if (name == table->isa) {
       selected = table;
+      BeforeXla(&finished_calls);
       return;
     }
     supported += supported.empty() ? table->isa : std::string(", ") + table->isa;

@@ -154,6 +154,7 @@ def test_results_of_many_entries():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif("libtsan" in os.environ.get("LD_PRELOAD", ""), reason="its shadow is resident")
 def test_small_results_do_not_keep_the_memory_of_large_ones():
     """Results of 80 KB each, while larger ones come and go whose memory the next call has."""
     rng = np.random.default_rng(0)
