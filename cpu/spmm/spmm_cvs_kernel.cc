@@ -125,10 +125,10 @@ struct Strip {
 };
 
 // How many of them take all passes before others do. Where the results fit in half of the cores'
-// caches, all of a task. Else as many as fill the first-level cache: what one pass begins of a
-// line's neighbours the next ones end, and the prefetcher has brought it. Products of 98% sparse
-// weights took 0.75 to 0.85 of the time with 256 columns then (Xeon, family 6 model 167; not
-// measured on AMD's).
+// caches, all of a task. Else as many as fill the first-level cache: a pass writes 128 bytes of
+// each row, the prefetcher brings those behind them, and the next passes write these while they
+// are near. Products of 98% sparse weights with 256 columns took 0.75 to 0.85 of the time so
+// (Xeon, family 6 model 167; not measured on AMD's).
 template <typename T>
 int64_t RowsOfStrip(const SpmmArgs& args) {
   const Machine& machine = ThisMachine();

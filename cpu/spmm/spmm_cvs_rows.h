@@ -17,8 +17,8 @@ constexpr int kSumRegisters = kVectorBytes == 64 ? 24 : 12;
 constexpr int64_t kAheadVectors = 8;
 
 // Rows of one vector of pairs are not prefetched where all of x has so few bytes: on Zen 4 products
-// of 8 and 16 columns then take 0.7 to 0.9 of the time. On Intel no rows are: 0.86 to 1.0 of the
-// time (32 to 128 columns; with 1 MB of x 1.1).
+// of 8 and 16 columns then take 0.7 to 0.9 of the time. On Intel that holds for all tiles: 0.86 to
+// 1.0 of the time (32 to 128 columns); with 1 MB of x it would be 1.1.
 constexpr int64_t kNearBytes = 256 << 10;
 
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).

@@ -246,7 +246,7 @@ class TopKSparseAttention(SelectedAttention):
       index_heads, index_features: heads of the indexer, and the features of each.
       index_dtype: what q_I, k_I and w are rounded to before the scores, by default the layer's
         dtype (DeepSeek's indexer has 8 bits). With bfloat16 the selection takes less time where a
-        processor has matrix tiles (0.7 at a length of 4,096, 0.95 at 16,384).
+        processor has matrix tiles (0.6 to 0.7 at a length of 4,096, 0.95 at 16,384).
       schedule: of `sparse_attention` over whole sequences.
 
     Called with (inputs [..., length, in_features]) and the keywords is_causal (default True),
