@@ -138,6 +138,7 @@ int64_t RowsOfStrip(const SpmmArgs& args) {
   return rows > 1 ? rows : 1;
 }
 
+// A pass on every row of a strip, or on a piece of one row.
 template <typename T, typename X>
 void RunPass(const SpmmArgs& args, const TileTask& tile, const Strip& strip, const X* x,
              int64_t row, int64_t column, const Pass<T, X>& pass) {

@@ -14,7 +14,7 @@ struct RowSurvivors {
   float rounded_off;  // what a score of 16 bits may be off by
   float small;        // what one of bytes may be less than without rounding nevertheless
   // What one without rounding may be greater by, without the factor of a key: by heads with a
-  // positive weight, which is added, and by all heads.
+  // positive weight, where all sums over the heads begin, and by all heads.
   float raised, off;
   // Of a row without a positive weight, how much lower scores of 16 bits come out where their sums
   // begin higher (CertainZeros). Infinite for other rows.

@@ -299,7 +299,8 @@ struct FourHeads {
 // more, where t_h in [0, 1] is how much of the difference max(., 0) lets through; at most what some
 // of the heads add together, of four at a time. Where a score is kept or not as it is computed,
 // `raised` is this by heads with a positive weight. Products of the others begin lower by all that
-// they may be off by instead, so that mostly nothing is left of them.
+// they may be off by instead, so that mostly nothing is left of them. On matrix tiles they count as
+// at least that much, l, as max(s - l, 0) = max(s, l) - l; `raised` has the sum of w_h (-l) too.
 template <typename T>
 void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const ByteScratch& own) {
   constexpr int kTogether = BytePairs::kTogether;
@@ -330,7 +331,7 @@ void RoundToBytes(const TopKIndexerArgs& args, const IndexerRows& at, const Byte
            __builtin_inff()};
     RowBound bound;
     CertainZeros zeros;
-    float lifted = 0;  // what tiles' sums lack: the least of each product times its weight
+    float lifted = 0;  // of tiles: the sum of w_h (-l)
     for (int64_t first = 0; first < heads; first += kTogether, i += kTogether) {
       const int64_t left = args.heads - first, count = left < kTogether ? left : kTogether;
       four.bytes = own.q + (args.tiles ? TiledBytes::Place(r, first, heads) : i) * words;
