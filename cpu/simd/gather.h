@@ -98,6 +98,38 @@ inline Vector<Accumulator<T>, 4 * N> LoadLanes4(const T* source) {
   return RepeatLanes4<Accumulator<T>, N>(Load<T, N>(source));
 }
 
+// Four elements, each kTimes (2, 4 or 8) one after another, in one register or, kTimes = 8, two.
+template <typename T, int kTimes>
+inline void LoadFourRepeated(const T* source,
+                             Vector<Accumulator<T>, kTimes == 8 ? 16 : 4 * kTimes>* lanes) {
+  using Acc = Accumulator<T>;
+  if constexpr (kTimes == 4) {
+    lanes[0] = LoadLanes4<T, 4>(source);
+  } else {
+    const Vector<Acc, 4> four = Load<T, 4>(source);
+#if defined(__AVX512VL__)
+    if constexpr (sizeof(Acc) == 4 && kTimes == 2) {
+      const __m256i which = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+      const __m256 low = _mm256_castps128_ps256(BitCast<__m128>(four));
+      lanes[0] = BitCast<Vector<Acc, 8>>(_mm256_permutevar8x32_ps(low, which));
+      return;
+    }
+    if constexpr (sizeof(Acc) == 4 && kTimes == 8) {
+      const __m512 low = _mm512_castps128_ps512(BitCast<__m128>(four));
+      const __m512i second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+      const __m512i fourth = _mm512_set_epi32(3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2);
+      lanes[0] = BitCast<Vector<Acc, 16>>(_mm512_permutexvar_ps(second, low));
+      lanes[1] = BitCast<Vector<Acc, 16>>(_mm512_permutexvar_ps(fourth, low));
+      return;
+    }
+#endif
+    auto* lane = reinterpret_cast<Acc*>(lanes);
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < kTimes; ++j) *lane++ = four[i];
+    }
+  }
+}
+
 // Eight elements. Those of bfloat16 are repeated by the load, and a shuffle of bytes widens them.
 template <typename T>
 inline Vector<Accumulator<T>, 8> LoadEight(const T* source) {

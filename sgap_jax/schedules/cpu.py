@@ -13,6 +13,7 @@ from sgap_jax.schedules.problem import ROW_OPS, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 _SCATTER_COLUMNS = {"float64": 16}  # columns of a tile, else 32: rows of 128 bytes
+_SCATTER_LEAST = 9  # columns of A^T B with column vectors; 16 on Intel, where 9 were not measured
 _NARROW = 8  # columns of A^T B with entries that is walked by rows of A, as in cpu/spmm/spmm.h
 _NARROW_USES = 8
 _SCATTER_MOST = 32 << 20  # the most bytes of partial sums: XLA's memory analysis does not see them
@@ -39,13 +40,15 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     and stored row of C takes V multiply-adds; by columns, each multiply-add takes a load of a row
     of B from the second-level cache or beyond. Pieces pay only if a row of C receives several
     entries from each. Measured on two busy Zen 5 cores, float32, density 0.1, n = 32 to 512: by
-    rows is 3x to 18x as fast as by columns for V = 8, 1.4x to 6x for V = 2.
+    rows is 3x to 18x as fast as by columns for V = 8, 1.4x to 6x for V = 2; with 9 to 15 columns
+    1.0x to 1.9x on Zen 4 (density 0.1), with 5 0.9x to 1.1x.
     """
     columns = tile.columns or _SCATTER_COLUMNS.get(problem.dtype, 32)
     if problem.symbolic:
         return columns, 0
     uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
-    if not problem.permuted or n < 16 or uses < 16:
+    least = 16 if this_machine().intel else _SCATTER_LEAST
+    if not problem.permuted or n < least or uses < 16:
         return columns, 0
     pieces = _pieces_of_sums(problem, uses, columns)
     return columns, pieces if pieces * -(-n // columns) >= 2 else 0

@@ -59,6 +59,11 @@ ROOMS = (
 )
 
 
+# Words of /proc/cpuinfo: a processor with AVX-512, and one of Intel's.
+WIDE = ("avx512bw",)
+INTEL = (*WIDE, "GenuineIntel")
+
+
 @dataclasses.dataclass(frozen=True)
 class Bug:
     """One replacement of text in one file.
@@ -71,7 +76,7 @@ class Bug:
       replacement: what stands there instead.
       breaks: what is wrong then, in one line.
       focus: the test files or folders that are most likely to notice it.
-      intel: whether only Intel's processors with AVX-512 run what it breaks.
+      needs: words of /proc/cpuinfo without which no processor runs what it breaks.
     """
 
     name: str
@@ -81,7 +86,7 @@ class Bug:
     replacement: str
     breaks: str
     focus: tuple[str, ...]
-    intel: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def language(self) -> str:
@@ -359,7 +364,17 @@ CPP = (
         replacement="sums[0] = others;",
         breaks="of 16 bits, CVS(2) and one column, four of each eight vectors take no part",
         focus=("tests/oracle/test_vectors.py",),
-        intel=True,
+        needs=WIDE,
+    ),
+    Bug(
+        name="second_register_of_four_rows",
+        room="cpu/spmm_cvs",
+        file="cpu/spmm/spmm_cvs_narrow.h",
+        text="sums[i] += lanes[i] * Load<X, kWidth>(x + i * kWidth);",
+        replacement="sums[i] += lanes[i] * Load<X, kWidth>(x);",
+        breaks="A^T B of 8 columns takes two of each four rows of B twice",
+        focus=("tests/oracle/test_vectors.py",),
+        needs=WIDE,
     ),
     Bug(
         name="second_half_of_eight_entries",
@@ -369,7 +384,7 @@ CPP = (
         replacement="sums[c] = Half<Acc, 8>(together[c / 2], 0);",
         breaks="of 16 bits and one column, four of each eight entries of a long row count twice",
         focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="fours_at_the_end_of_a_gathered_row",
@@ -379,7 +394,7 @@ CPP = (
         replacement="first = count > Index(4 * g + 4) ? sum : first;",
         breaks="of one column, a long row loses the last of the fours after its whole steps",
         focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="index_behind_the_last_row_of_one_column",
@@ -389,7 +404,7 @@ CPP = (
         replacement="return _mm256_cmpgt_epu32_mask(greatest,",
         breaks="of one column and long rows, an index of k is followed to what lies behind x",
         focus=("tests/oracle/test_without_xla.py",),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="entry_behind_the_end_of_a_masked_row",
@@ -399,7 +414,7 @@ CPP = (
         replacement="sums[j] = left >= i ? more[j] : sums[j];",
         breaks="of 5 to 8 columns and many short rows, a row takes the first entry of the next",
         focus=("tests/oracle/test_without_xla.py",),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="rows_after_the_masked_ones",
@@ -409,7 +424,7 @@ CPP = (
         replacement="rest.rows -= inside, rest.y += inside;",
         breaks="of 5 to 8 columns and many short rows, a task's last rows go to the wrong places",
         focus=("tests/oracle/test_without_xla.py",),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="values_that_are_not_in_order_yet",
@@ -437,7 +452,7 @@ CPP = (
         replacement="strip.begin = strip.end + 1) {",
         breaks="column vectors lose a block row after some, where the result is large (Intel)",
         focus=("tests/oracle/test_vectors.py",),
-        intel=True,
+        needs=INTEL,
     ),
     Bug(
         name="pieces_of_values_in_order",

@@ -56,6 +56,9 @@ def test_few_columns(length, dtype):
         for schedule in (None, cut, CpuTile(columns=3), CpuTile(columns=n, packed=True)):
             spmm_is_right(arrays, case, dtype, n, False, schedule)
             spmm_is_right(arrays, case, dtype, n, True, schedule)
+    for n in (2, 8):
+        spmm_is_right(arrays, case, dtype, n, True)
+        spmm_is_right(arrays, case, dtype, n, True, cut)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,6 +122,18 @@ def test_results_larger_than_the_caches(length):
     assert_within(C, *oracle(case, "float32", B))
     few = spmm(vectors(arrays, case, "float32"), cast(B[:, :64], "float32"))
     np.testing.assert_array_equal(C[:, :64], few)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("length", [2, 4, 8, 16])
+def test_the_bits_of_few_columns_are_those_of_more(length, dtype):
+    lengths = np.repeat([50, 0, 1, 2, 3, 4, 5, 80, 7], length)[:-1]
+    arrays, case, _ = encoded(from_row_lengths("few", 90, lengths), length)
+    A, schedule = vectors(arrays, case, dtype), CpuTile(columns=8)
+    B = cast(dense_operand(case, 8, transpose=True), dtype)
+    C = {n: spmm(A, B[:, :n], transpose=True, schedule=schedule) for n in (2, 4, 7, 8)}
+    for n in (2, 4, 7):
+        np.testing.assert_array_equal(C[n], C[8][:, :n])
 
 
 def test_the_transpose_by_rows_of_a_batch():
