@@ -1,5 +1,5 @@
 // The inner loops of spmm_cvs_kernel.cc for few columns, which would leave most lanes of a vector
-// empty: the V rows of a vector are the lanes instead, with one column or with four.
+// empty: rows of a vector are lanes too.
 #pragma once
 
 #include "cpu/simd/gather.h"
@@ -118,8 +118,8 @@ struct QuadTile {
 
 // y = A x with one column or four and vectors of two rows, four of which are added at once: a
 // register holds all of them or, of four columns, half. Against one at a time, the columns in the
-// lanes, that took 0.33 to 0.37 of the time with one column and 0.42 to 0.47 with four (measured
-// there), with the bits of the same float32 sums.
+// lanes, that took 0.33 to 0.37 of the time with one column and 0.42 to 0.47 with four (the same
+// Xeon) and 0.4 to 0.85 of whole calls on Zen 4, with the bits of the same float32 sums.
 template <typename T, typename X, int kColumns>
 struct TwoRowTile {
   static constexpr int kSets = kColumns == 1 ? 1 : 2;
@@ -203,8 +203,10 @@ struct TwoRowTile {
 
 // y = A^T x with 2, 4 or 8 columns and vectors of 4 * kParts rows: four rows of x, which follow
 // each other, in one register or two, each beside its value. The lanes are the sums of
-// TransposedTile, in the same order. With four columns it takes 0.31 to 0.34 of the time of that
-// with vectors of 8 rows (measured there), and 0.4 to 0.7 with those of 4, 8 and 16 (Zen 4).
+// TransposedTile, in the same order where that takes no pairs. Of its time on Zen 4, with vectors
+// of 8 and 16 rows at 90% sparsity: 0.35 to 0.55 with two columns and with four, 0.6 to 0.95 with
+// eight; of 4 rows 0.55 to 0.85, and 1.0 to 1.3 with eight, which go without it. On the same Xeon
+// four columns took 0.31 to 0.34 with vectors of 8 rows; two and eight were not measured there.
 template <typename T, typename X, int kColumns, int kParts>
 struct TransposedFourTile {
   static constexpr int kRegisters = kColumns == 8 ? 2 : 1;

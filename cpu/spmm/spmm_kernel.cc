@@ -73,7 +73,7 @@ bool EvenSteps(const SpmmArgs& args) {
 // Whether the loops look at indices on the way, in place of a pass over them before. With 2 to 4
 // columns and long rows that took 0.85 to 0.96 of the time on Intel (Xeon, family 6 model 167)
 // where values and indices are beyond the second-level cache, and 1.0 to 1.1 where they are not; on
-// Zen 4 0.91 to 0.96 there.
+// Zen 4 0.91 to 1.0 there.
 template <typename T, typename X>
 bool Looks(const SpmmArgs& args, RowLoop loop, int64_t rows, int64_t entries) {
   const Machine& machine = ThisMachine();

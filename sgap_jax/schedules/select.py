@@ -38,6 +38,7 @@ _HALF = ("bfloat16", "float16")
 _WIDENED_COLUMNS = 32  # of float16 that pay for widening, with registers of 64 bytes
 _WIDENED_MOST = 64  # columns of float16 that pay for it with vectors of 4 rows and more on Intel
 _FEW_COLUMNS = 48  # of float16: with fewer, entries pay for widening too
+_TWO_ROW_COLUMNS = (1, 4)  # with which vectors of two rows have loops of their own, without pairs
 _TAIL = 8  # columns that fill a register of 32 bytes, once they are widened
 _WIDE = 64  # bytes of the registers of AVX-512
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
@@ -115,19 +116,20 @@ def choose_schedule(problem: Problem) -> Schedule:
     0.95x, in float16 for all columns, in bfloat16 up to 16. Measured on two cores of an Intel Xeon
     with AVX-512 (48 KB L1 and 2 MB L2 each). Vectors of 4 rows and more in float16 take 0.90x to
     0.99x so with 32 columns, 0.96x to 1.02x with 48 and 64 (weights at 70% to 90%; an Xeon of
-    family 6, model 167). All else was up to 1.3x slower so. On other processors
-    with registers of 64 bytes vectors of 2 rows are not packed (packed they took 1.06x to 1.16x as
-    long, n = 1 to 16), and entries only if all of B then fits in the first-level cache (0.93x for n
-    = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy Zen 4, 32 KB L1).
-    There 32 columns of float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to
-    128 columns; 8 and 16 took 1.06x to 1.13x), as on Zen 4 a conversion takes the place of a
-    multiply-add: in tiles of 128 columns, for V >= 4 of 64, so that each core widens some (256
-    columns: 0.92x of no tiles for V = 8, 0.96x for 2; two cores), and 32 to 47 columns with entries
-    (0.88x; 16 took 1.03x, 48 1.01x, 128 1.10x). Where there are products of pairs of bfloat16, V =
-    2 takes 0.54x to 0.70x of that without packing (1 to 16 columns, two cores of an AMD EPYC,
-    family 25, model 17). With registers of 32 bytes, where part of a 16-bit row has no instruction
-    of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy
-    Zen 3); on Intel with wider ones up to four 0.88x to 1.02x.
+    family 6, model 167). All else was up to 1.3x slower so. On other processors with registers of
+    64 bytes vectors of 2 rows are packed with one column and four (bfloat16 0.60x to 0.90x and
+    0.81x to 1.1x, float16 0.89x to 0.99x and 0.93x to 1.1x; one core of a busy Zen 4) and not with
+    others (1.06x to 1.16x, 2 to 16), and entries only if all of B then fits in the first-level
+    cache (0.93x for n = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy
+    Zen 4, 32 KB L1). There 32 columns of float16 and more with vectors are packed: 0.89x to 0.97x
+    (V = 2 and 8, 32 to 128 columns; 8 and 16 took 1.06x to 1.13x), as on Zen 4 a conversion takes
+    the place of a multiply-add: in tiles of 128 columns, for V >= 4 of 64, so that each core widens
+    some (256 columns: 0.92x of no tiles for V = 8, 0.96x for 2; two cores), and 32 to 47 columns
+    with entries (0.88x; 16 took 1.03x, 48 1.01x, 128 1.10x). Where there are products of pairs of
+    bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (2, 3 and 5 to 16 columns, two
+    cores of an AMD EPYC, family 25, model 17). With registers of 32 bytes, where part of a 16-bit
+    row has no instruction of its own, A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and
+    8; one core of a busy Zen 3); on Intel with wider ones up to four 0.88x to 1.02x.
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
@@ -370,13 +372,14 @@ def _widened_columns(problem: Problem) -> int:
         return whole if not dots and problem.nnz >= _WIDENED_USES * k else 0
     if problem.nnz < _WIDENED_USES * k * (length or 1):
         return 0
-    if length == 2 and problem.dtype == "bfloat16" and machine.pair_dots:
+    two_rows = length == 2 and n in _TWO_ROW_COLUMNS
+    if length == 2 and problem.dtype == "bfloat16" and machine.pair_dots and not two_rows:
         return 0
     if machine.vector_bytes == _WIDE and not machine.intel:
         if problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
             return _float16_columns(length or 1, n, most)
         far = length is None and 4 * n * k > machine.l1_bytes
-        return whole if n <= 4 and length != 2 and not far else 0
+        return whole if n <= 4 and (length != 2 or two_rows) and not far else 0
     if machine.intel and machine.vector_bytes == _WIDE and problem.dtype == "float16":
         if (length or 1) >= 4 and _WIDENED_COLUMNS <= n <= _WIDENED_MOST:
             return whole

@@ -389,9 +389,11 @@ def test_few_columns_of_16_bits_are_widened_for_the_transpose_of_vectors():
 
 
 def test_pairs_of_vectors_of_two_are_not_widened():
+    """But for one column and four, which have a loop without pairs."""
     of = dict(k=1024, nnz=200_000, m=2048, dtype="bfloat16", format="CVS(2)")
     pairs = dataclasses.replace(INTEL, pair_dots=True)
-    assert {chosen_on(pairs, n=n, **of) for n in (1, 4, 16)} == {CpuTile()}
+    assert {chosen_on(pairs, n=n, **of) for n in (2, 3, 5, 16)} == {CpuTile()}
+    assert chosen_on(pairs, n=4, **of) == CpuTile(columns=4, packed=True)
     assert chosen_on(INTEL, n=16, **of) == CpuTile(columns=16, packed=True)
     assert chosen_on(pairs, n=16, **of | {"dtype": "float16"}) == CpuTile(columns=16, packed=True)
     with on_machine(pairs):
@@ -419,16 +421,17 @@ def test_rows_are_widened_up_to_half_of_a_second_level_cache():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_are_widened_elsewhere_than_on_intel(dtype):
-    """With registers of 64 bytes: entries with a B that fits in the first-level cache, no vectors
-    of 2 rows."""
+    """With registers of 64 bytes: entries with a B that fits in the first-level cache, vectors of
+    2 rows with one column and four."""
     of, near = dict(k=8192, nnz=200_000, dtype=dtype), CpuTile(columns=1, packed=True)
     zen = Machine(l1_bytes=32 << 10)
     for found, n, chosen in ((zen, 1, near), (zen, 2, CpuTile()), (Machine(), 2, CpuTile())):
         assert chosen_on(found, n=n, **of) == chosen
     assert chosen_on(INTEL, n=2, **of) == CpuTile(columns=2, packed=True)
     twos = of | dict(k=1024, format="CVS(2)")
-    assert chosen_on(zen, n=1, **twos) == CpuTile()
-    assert chosen_on(INTEL, n=1, **twos) == chosen_on(Machine(vector_bytes=32), n=1, **twos) == near
+    assert chosen_on(zen, n=2, **twos) == CpuTile()
+    for found in (zen, INTEL, Machine(vector_bytes=32)):
+        assert chosen_on(found, n=1, **twos) == near
     eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
     assert chosen_on(zen, n=4, **eights) == CpuTile(columns=4, packed=True)
     # Of 1024 rows 128 columns take half of the second-level cache.

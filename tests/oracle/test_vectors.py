@@ -57,8 +57,8 @@ def test_few_columns(length, dtype):
             spmm_is_right(arrays, case, dtype, n, False, schedule)
             spmm_is_right(arrays, case, dtype, n, True, schedule)
     for n in (2, 8):
-        spmm_is_right(arrays, case, dtype, n, True)
-        spmm_is_right(arrays, case, dtype, n, True, cut)
+        for schedule in (None, cut, CpuTile(columns=3), CpuTile(columns=n, packed=True)):
+            spmm_is_right(arrays, case, dtype, n, True, schedule)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
