@@ -222,6 +222,20 @@ struct TransposedFourTile {
     for (int i = 0; i < kRegisters; ++i) sums[i] += lanes[i] * Load<X, kWidth>(x + i * kWidth);
   }
 
+  // Adds those of a whole vector, all of whose values are widened together where each register
+  // takes four.
+  static void AddVector(const T* values, const X* x, Sum* sums) {
+    if constexpr (kColumns == 4) {
+      Sum lanes[kParts];
+      LoadLanes4<T, kParts>(values, lanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < kParts; ++i) sums[0] += lanes[i] * Load<X, 16>(x + 16 * i);
+    } else {
+#pragma GCC unroll 4
+      for (int i = 0; i < kParts; ++i) AddFour(values + 4 * i, x + 4 * kColumns * i, sums);
+    }
+  }
+
   static void Run(const VectorBlock<T, X>& shared) {
     const VectorBlock<T, X> block = shared;
     Sum sums[kRegisters] = {};
@@ -229,9 +243,7 @@ struct TransposedFourTile {
     for (int64_t p = block.begin; p < block.end; ++p) {
       const typename TransposedTile<T, X, 1, true>::Met met(block, p);
       if (__builtin_expect(met.rows == 4 * kParts, true)) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kParts; ++i)
-          AddFour(met.values + 4 * i, met.x + 4 * kColumns * i, sums);
+        AddVector(met.values, met.x, sums);
         continue;
       }
       int64_t v = 0;  // the last block row is short

@@ -74,19 +74,12 @@ struct WideValues {
   Acc operator[](int v) const { return at[v]; }
 };
 
-// Whether 16-bit values are widened some vectors ahead. Loads that repeat a value wait where the
-// vector that holds it has just been stored: with 32-byte registers, products with vectors of 8
-// rows took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). With wider ones it
-// pays where a register has the values of several vectors: of V = 2 in float16 products with 1 and
-// 4 columns took 0.8 of the time, with 32 0.95; of V = 8, 1.05 (measured on Zen 4), but 0.9 to
-// 0.97 on Intel (float16, 32 to 256 columns, Granite Rapids).
-template <typename T, int kRows>
-constexpr bool kStaged = sizeof(T) < 4 && (kVectorBytes < 64 || kRows < 8);
-template <typename T, int kRows>
-inline bool StagesValues() {
-  if constexpr (sizeof(T) < 4 && !kStaged<T, kRows>) return ThisMachine().intel;
-  return kStaged<T, kRows>;
-}
+// 16-bit values are widened some vectors ahead. Loads that repeat a value wait where the vector
+// that holds it has just been stored: with 32-byte registers, products with vectors of 8 rows
+// took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). With wider ones a register
+// has the values of several vectors: in float16, products of V = 2 with 1 and 4 columns took 0.8 of
+// the time, with 32 0.95, of V = 8 with 16 and 32 0.87 to 0.92 (measured on Zen 4; on Intel,
+// Granite Rapids, V = 8 with 32 to 256 columns 0.9 to 0.97).
 
 // How many vectors go ahead; multiples of the sets of sums.
 constexpr int kStagedVectors = 128;
@@ -135,18 +128,22 @@ void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>*
 template <typename T>
 struct StagedValues {
   static constexpr int kMaxRows = 8;
+  static constexpr int kMaxVectors = sizeof(T) < 4 ? 4 * kStagedVectors : 0;
 
+  // Whether several passes, over other columns, use up to kMaxVectors vectors one after another.
+  bool shared = false;
   const T* of = nullptr;  // value 0
   int rows = 0;           // of a vector
   int64_t begin = 0, end = 0;
-  alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kStagedVectors * kMaxRows : 1];
+  alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kMaxVectors * kMaxRows : 1];
 
   // Those of vector p. Returns how many of the vectors [p, stop) are there; all, if they are few.
   // There are `vectors` in all, more than p.
   template <int kRows>
   int64_t Reach(const T* values, int64_t length, int64_t vectors, int64_t p, int64_t stop) {
     if (of != values || rows != kRows || p < begin || stop > end) {
-      const int64_t left = vectors - p, count = left < kStagedVectors ? left : kStagedVectors;
+      const int64_t most = shared ? kMaxVectors : kStagedVectors, left = vectors - p;
+      const int64_t count = left < most ? left : most;
       WidenValues<T, kRows>(values + p * length, length, count, wide);
       of = values;
       rows = kRows;
@@ -322,7 +319,7 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
         const auto value_of = [&](int64_t i) { return paired + i / kStep * kRows; };
         AddAll<kRows>(block, p, count, value_of, sums);
       }
-    } else if (StagesValues<T, kRows>()) {
+    } else if constexpr (sizeof(T) == 2) {
       for (int64_t p = block.begin; p < block.end;) {
         const int64_t count = block.staged->template Reach<kRows>(block.values, block.length,
                                                                   block.last + 1, p, block.end);
@@ -367,7 +364,8 @@ struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
       }
     } else {
       // One by one where a stored vector of them would be waited for.
-      const std::conditional_t<kStaged<T, 8>, ScalarValues<T>, WideValues<T, kSums>> value(values);
+      constexpr bool kOneByOne = sizeof(T) == 2 && kVectorBytes < 64;
+      const std::conditional_t<kOneByOne, ScalarValues<T>, WideValues<T, kSums>> value(values);
 #pragma GCC unroll 4
       for (int v = 0; v < kSums; ++v, x += block.x_stride) {
         Sum row[kVectors];

@@ -381,6 +381,7 @@ void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
   const auto piece = BeginPiece<T>(args, task);
   if (args.narrow) return ChooseNarrow<T>(args, task % args.pieces, piece);
   StagedValues<T> staged;
+  staged.shared = piece.width > 2 * kWidth;
   ScatterBlock<T> block;
   block.staged = &staged;
   block.vectors = args.offsets[args.blocks];

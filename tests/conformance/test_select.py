@@ -447,7 +447,7 @@ def test_tiles_of_float16_where_widening_a_register_takes_two_instructions():
     for n, chosen in ((16, CpuTile()), (32, tile(32)), (47, tile(47)), (48, CpuTile())):
         assert chosen_on(zen, n=n, **of) == chosen
     eights = of | dict(format="CVS(8)", nnz=8 * 200_000)
-    for n, columns in ((16, 0), (40, 40), (64, 64), (256, 64)):
+    for n, columns in ((16, 0), (40, 40), (64, 64), (256, 128)):
         assert chosen_on(zen, n=n, **eights) == (tile(columns) if columns else CpuTile())
     wide = dict(k=8192, n=128)  # 32 columns take a whole cache
     assert chosen_on(zen, **eights | wide) == chosen_on(zen, **of | dict(k=8192, n=32)) == CpuTile()

@@ -450,9 +450,8 @@ CPP = (
         file="cpu/spmm/spmm_cvs_kernel.cc",
         text="strip.begin = strip.end) {",
         replacement="strip.begin = strip.end + 1) {",
-        breaks="column vectors lose a block row after some, where the result is large (Intel)",
+        breaks="of 16 bits and many columns, column vectors lose a block row after some",
         focus=("tests/oracle/test_vectors.py",),
-        needs=INTEL,
     ),
     Bug(
         name="pieces_of_values_in_order",
