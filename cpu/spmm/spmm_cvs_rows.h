@@ -24,8 +24,11 @@ constexpr int64_t kNearBytes = 256 << 10;
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
 
-template <typename T>
+template <typename T, int kMost>
 struct StagedValues;
+
+// How many vectors of 16-bit values are widened together for several passes over their rows.
+constexpr int kSharedVectors = 512;
 
 // The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns. X:
 // the type of x, T or Accumulator<T>.
@@ -45,7 +48,7 @@ struct VectorBlock {
   T* y;                  // the first row at the first column, or null:
   Accumulator<T>* sums;  // then here
   int64_t out_stride;
-  StagedValues<T>* staged;
+  StagedValues<T, kSharedVectors>* staged;
 };
 
 // The values of kRows rows of a vector as accumulators: in memory as they are, or widened at once.
@@ -55,7 +58,6 @@ struct WideValues {
   Acc buffer[sizeof(T) >= 4 ? 1 : kRows < 4 ? 4 : kRows];
   const Acc* at;
 
-  WideValues(const WideValues&) = delete;  // `at` may point to its own buffer
   explicit WideValues(const T* values) {
     if constexpr (sizeof(T) >= 4) {
       at = values;
@@ -67,19 +69,14 @@ struct WideValues {
     } else {
       Store<Acc, kRows>(buffer, Load<T, kRows>(values));
     }
-    at = buffer;
     // Else the compiler repeats each value by shuffles; a load repeats it for nothing.
     if constexpr (kRows > 1) asm("" : "+m"(buffer));
   }
-  Acc operator[](int v) const { return at[v]; }
+  Acc operator[](int v) const {
+    if constexpr (sizeof(T) >= 4) return at[v];
+    return buffer[v];
+  }
 };
-
-// 16-bit values are widened some vectors ahead. Loads that repeat a value wait where the vector
-// that holds it has just been stored: with 32-byte registers, products with vectors of 8 rows
-// took 1.6 to 1.9 times as long as those of float32 (measured on Zen 3). With wider ones a register
-// has the values of several vectors: in float16, products of V = 2 with 1 and 4 columns took 0.8 of
-// the time, with 32 0.95, of V = 8 with 16 and 32 0.87 to 0.92 (measured on Zen 4; on Intel,
-// Granite Rapids, V = 8 with 32 to 256 columns 0.9 to 0.97).
 
 // How many vectors go ahead; multiples of the sets of sums.
 constexpr int kStagedVectors = 128;
@@ -125,24 +122,23 @@ void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>*
 
 // Values that are widened ahead, in one go for as many rows of A as they reach: of so many vectors
 // each time, because how many there are of a row is hard to predict.
-template <typename T>
+template <typename T, int kMost>
 struct StagedValues {
   static constexpr int kMaxRows = 8;
-  static constexpr int kMaxVectors = sizeof(T) < 4 ? 4 * kStagedVectors : 0;
 
-  // Whether several passes, over other columns, use up to kMaxVectors vectors one after another.
+  // Whether several passes, over other columns, use up to kMost vectors one after another.
   bool shared = false;
   const T* of = nullptr;  // value 0
   int rows = 0;           // of a vector
   int64_t begin = 0, end = 0;
-  alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kMaxVectors * kMaxRows : 1];
+  alignas(64) Accumulator<T> wide[sizeof(T) < 4 ? kMost * kMaxRows : 1];
 
   // Those of vector p. Returns how many of the vectors [p, stop) are there; all, if they are few.
   // There are `vectors` in all, more than p.
   template <int kRows>
   int64_t Reach(const T* values, int64_t length, int64_t vectors, int64_t p, int64_t stop) {
     if (of != values || rows != kRows || p < begin || stop > end) {
-      const int64_t most = shared ? kMaxVectors : kStagedVectors, left = vectors - p;
+      const int64_t most = shared ? kMost : kStagedVectors, left = vectors - p;
       const int64_t count = left < most ? left : most;
       WidenValues<T, kRows>(values + p * length, length, count, wide);
       of = values;
@@ -157,6 +153,21 @@ struct StagedValues {
     return wide + (p - begin) * kRows;
   }
 };
+
+// 16-bit values are widened some vectors ahead, but for vectors of 8 rows and more where registers
+// have 64 bytes. Loads that repeat a value wait where the vector that holds it has just been
+// stored: with 32-byte registers, products with vectors of 8 rows took 1.6 to 1.9 times as long as
+// those of float32 (measured on Zen 3). With wider ones it pays where a register has the values of
+// several vectors: in float16, products of V = 2 with 1 and 4 columns took 0.8 of the time, with 32
+// 0.95 (measured on Zen 4). Of V = 8 and 16 it pays in passes over one register of columns (0.87)
+// and where several passes share them (V = 8, 128 columns: 0.98; V = 4 0.96), not in one over two
+// registers (1.06), but on Intel (0.9 to 0.97 with 32 to 256 columns, Granite Rapids).
+template <typename T, int kRows, int kVectors>
+bool WidensAhead(bool shared) {
+  if constexpr (sizeof(T) != 2) return false;
+  if constexpr (kVectorBytes < 64 || kRows < 8 || kVectors == 1) return true;
+  return shared || ThisMachine().intel;
+}
 
 // The same values, each widened where it is used.
 template <typename T>
@@ -319,7 +330,7 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
         const auto value_of = [&](int64_t i) { return paired + i / kStep * kRows; };
         AddAll<kRows>(block, p, count, value_of, sums);
       }
-    } else if constexpr (sizeof(T) == 2) {
+    } else if (WidensAhead<T, kRows, kVectors>(block.staged->shared)) {
       for (int64_t p = block.begin; p < block.end;) {
         const int64_t count = block.staged->template Reach<kRows>(block.values, block.length,
                                                                   block.last + 1, p, block.end);

@@ -23,7 +23,7 @@ struct ScatterBlock {
   int tail;
   Accumulator<T>* sums;  // at the first column
   int64_t sums_stride;
-  StagedValues<T>* staged;
+  StagedValues<T, kStagedVectors>* staged;
 };
 
 template <typename T>
@@ -380,8 +380,7 @@ void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
   constexpr int kWidth = kLanes<T>;
   const auto piece = BeginPiece<T>(args, task);
   if (args.narrow) return ChooseNarrow<T>(args, task % args.pieces, piece);
-  StagedValues<T> staged;
-  staged.shared = piece.width > 2 * kWidth;
+  StagedValues<T, kStagedVectors> staged;
   ScatterBlock<T> block;
   block.staged = &staged;
   block.vectors = args.offsets[args.blocks];
