@@ -7,9 +7,6 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
-constexpr int64_t kMaxRows = StagedValues<float, kSharedVectors>::kMaxRows;
-
 template <typename T, typename X>
 using BlockFunction = void (*)(const VectorBlock<T, X>&);
 
@@ -71,7 +68,7 @@ BlockFunction<T, X> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
 template <typename T>
 constexpr bool kMayHaveOwnLoops = kVectorBytes == 64 && sizeof(Accumulator<T>) == 4;
 
-// Those of A^T B. Of 4 rows and eight columns it took 1.0 to 1.3 of the time of the others.
+// That of A^T B with few columns; none for other vectors.
 template <typename T, typename X, int kColumns>
 Pass<T, X> TransposedPass(int64_t length) {
   if constexpr (kColumns < 8) {
@@ -149,9 +146,9 @@ int64_t RowsOfStrip(const SpmmArgs& args) {
   return rows > 1 ? rows : 1;
 }
 
-// Whether 16-bit values are widened once for all passes over the columns of a strip. Not those of
-// longer vectors, of which a pass takes 8 rows: of V = 16 and 128 and 256 columns that took 1.01 to
-// 1.03 of the time (measured on Zen 4).
+// Whether the passes over a strip's columns share a window of 16-bit values: of the time of a
+// window for each pass V = 4 took 0.96 so, V = 8 0.98 (128 columns). Not where vectors are longer
+// than a pass takes rows: V = 16 took 1.01 to 1.03 (128 and 256 columns; all measured on Zen 4).
 template <typename T, typename X>
 bool SharesValues(const SpmmArgs& args, int64_t columns) {
   if (sizeof(T) > 2 || kInPairs<X> || args.transpose || args.n <= kNarrowColumns) return false;
@@ -159,9 +156,9 @@ bool SharesValues(const SpmmArgs& args, int64_t columns) {
   return ChoosePass<T, X>(args, args.piece_rows, columns).columns < columns;
 }
 
-// The end of the rows of a strip whose values are widened together.
-template <typename T>
-int64_t RowsStaged(const SpmmArgs& args, const Strip& strip) {
+// The end of the block rows from strip.begin on that fit in one window. One that does not is a
+// strip of its own, and each pass widens it anew.
+int64_t EndOfWindow(const SpmmArgs& args, const Strip& strip) {
   int64_t end = strip.begin + 1;
   const int64_t most = int64_t(args.offsets[strip.begin]) + kSharedVectors;
   while (end < strip.end && args.offsets[end + 1] <= most) ++end;
@@ -231,7 +228,7 @@ void RunTile(const SpmmArgs& args, const TileTask& tile, const X* x) {
   staged.shared = SharesValues<T, X>(args, tile.last - tile.first);
   for (Strip strip = {tile.rows->row_begin, 0}; strip.begin < end; strip.begin = strip.end) {
     strip.end = end - strip.begin < most ? end : strip.begin + most;
-    if (staged.shared) strip.end = RowsStaged<T>(args, strip);
+    if (staged.shared) strip.end = EndOfWindow(args, strip);
     RunStrip<T, X>(args, tile, strip, x, &staged);
   }
   if (tile.rows->piece >= 0 && IsLastPiece(args, tile.walk, *tile.rows)) {

@@ -24,11 +24,16 @@ constexpr int64_t kNearBytes = 256 << 10;
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
 
+// A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
+constexpr int kMaxRows = 8;
+
+// Of so many vectors 16-bit values are widened, or paired, in one go; widened ones that several
+// passes share of kSharedVectors. Multiples of the sets of sums.
+constexpr int kStagedVectors = 128, kSharedVectors = 512;
+constexpr int kPairedVectors = 64;
+
 template <typename T, int kMost>
 struct StagedValues;
-
-// How many vectors of 16-bit values are widened together for several passes over their rows.
-constexpr int kSharedVectors = 512;
 
 // The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns. X:
 // the type of x, T or Accumulator<T>.
@@ -51,18 +56,22 @@ struct VectorBlock {
   StagedValues<T, kSharedVectors>* staged;
 };
 
-// The values of kRows rows of a vector as accumulators: in memory as they are, or widened at once.
-template <typename T, int kRows>
-struct WideValues {
-  using Acc = Accumulator<T>;
-  Acc buffer[sizeof(T) >= 4 ? 1 : kRows < 4 ? 4 : kRows];
-  const Acc* at;
+// The values of a vector as accumulators, each widened where it is used.
+template <typename T>
+struct ScalarValues {
+  const T* at;
+  explicit ScalarValues(const T* values) : at(values) {}
+  Accumulator<T> operator[](int v) const { return LoadScalar(at + v); }
+};
 
-  explicit WideValues(const T* values) {
-    if constexpr (sizeof(T) >= 4) {
-      at = values;
-      return;
-    } else if constexpr (kRows == 1) {
+// Those of kRows rows of 16 bits, widened at once.
+template <typename T, int kRows>
+struct WidenedValues {
+  using Acc = Accumulator<T>;
+  Acc buffer[kRows < 4 ? 4 : kRows];
+
+  explicit WidenedValues(const T* values) {
+    if constexpr (kRows == 1) {
       buffer[0] = LoadScalar(values);
     } else if constexpr (kRows < 4) {
       Store<Acc, 4>(buffer, LoadPartial<T, 4>(values, kRows));
@@ -72,15 +81,11 @@ struct WideValues {
     // Else the compiler repeats each value by shuffles; a load repeats it for nothing.
     if constexpr (kRows > 1) asm("" : "+m"(buffer));
   }
-  Acc operator[](int v) const {
-    if constexpr (sizeof(T) >= 4) return at[v];
-    return buffer[v];
-  }
+  Acc operator[](int v) const { return buffer[v]; }
 };
 
-// How many vectors go ahead; multiples of the sets of sums.
-constexpr int kStagedVectors = 128;
-constexpr int kPairedVectors = 64;
+template <typename T, int kRows>
+using WideValues = std::conditional_t<sizeof(T) == 2, WidenedValues<T, kRows>, ScalarValues<T>>;
 
 // `count` values as accumulators, of which as many as fill a register may be written. Those `ahead`
 // are prefetched: of loads in bursts the processor sees no stream.
@@ -120,14 +125,12 @@ void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>*
   }
 }
 
-// Values that are widened ahead, in one go for as many rows of A as they reach: of so many vectors
-// each time, because how many there are of a row is hard to predict.
+// A window of 16-bit values that are widened ahead, in one go for as many block rows as it reaches:
+// of so many vectors each time, because how many there are of a row is hard to predict. There is
+// room for kMost.
 template <typename T, int kMost>
 struct StagedValues {
-  static constexpr int kMaxRows = 8;
-
-  // Whether several passes, over other columns, use up to kMost vectors one after another.
-  bool shared = false;
+  bool shared = false;    // by passes over several blocks of columns: then of kMost vectors
   const T* of = nullptr;  // value 0
   int rows = 0;           // of a vector
   int64_t begin = 0, end = 0;
@@ -154,28 +157,22 @@ struct StagedValues {
   }
 };
 
-// 16-bit values are widened some vectors ahead, but for vectors of 8 rows and more where registers
-// have 64 bytes. Loads that repeat a value wait where the vector that holds it has just been
-// stored: with 32-byte registers, products with vectors of 8 rows took 1.6 to 1.9 times as long as
-// those of float32 (measured on Zen 3). With wider ones it pays where a register has the values of
-// several vectors: in float16, products of V = 2 with 1 and 4 columns took 0.8 of the time, with 32
-// 0.95 (measured on Zen 4). Of V = 8 and 16 it pays in passes over one register of columns (0.87)
-// and where several passes share them (V = 8, 128 columns: 0.98; V = 4 0.96), not in one over two
-// registers (1.06), but on Intel (0.9 to 0.97 with 32 to 256 columns, Granite Rapids).
+// Whether a pass over kRows rows and kVectors registers of columns takes 16-bit values from the
+// window. Else it widens those of each vector where it uses them.
+// - Registers of less than 64 bytes: always. Loads that repeat a value wait where the vector that
+//   holds it has just been stored: without, products with vectors of 8 rows took 1.6 to 1.9 times
+//   as long as those of float32 (measured on Zen 3).
+// - Fewer than 8 rows: always, as a register has the values of several vectors. In float16 products
+//   of V = 2 with 1 and 4 columns took 0.8 of the time, with 32 0.95 (Zen 4).
+// - 8 rows: with one register of columns (V = 8 and 16, 0.87 of the time; with two 1.06), where
+//   passes share the window (V = 8, 128 columns, 0.98; all on Zen 4), and on Intel (V = 8, 32 to
+//   256 columns, 0.9 to 0.97; Granite Rapids).
 template <typename T, int kRows, int kVectors>
 bool WidensAhead(bool shared) {
   if constexpr (sizeof(T) != 2) return false;
   if constexpr (kVectorBytes < 64 || kRows < 8 || kVectors == 1) return true;
   return shared || ThisMachine().intel;
 }
-
-// The same values, each widened where it is used.
-template <typename T>
-struct ScalarValues {
-  const T* at;
-  explicit ScalarValues(const T* values) : at(values) {}
-  Accumulator<T> operator[](int v) const { return LoadScalar(at + v); }
-};
 
 // A row of kVectors vectors of x or y; where products go in pairs, two rows of x.
 template <typename T, typename X, int kVectors, bool kTail>

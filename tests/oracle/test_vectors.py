@@ -100,7 +100,7 @@ def test_the_transpose_by_rows_in_pieces(length, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("length", [2, 5, 8, 16])
+@pytest.mark.parametrize("length", [2, 4, 7, 8, 16])
 def test_block_rows_of_more_vectors_than_are_widened_at_once(length, dtype):
     """Those that begin where it ends, that go beyond, and that take more than two; of several
     passes over the columns, which share four times as many, and of one."""
@@ -110,6 +110,7 @@ def test_block_rows_of_more_vectors_than_are_widened_at_once(length, dtype):
     for n, schedule in ((12, None), (72, CpuTile(columns=72))):
         spmm_is_right(arrays, case, dtype, n, False, schedule)
         spmm_is_right(arrays, case, dtype, n, True, schedule)
+    spmm_is_right(arrays, case, dtype, 33, False)
     spmm_is_right(arrays, case, dtype, 7, True, CpuTile(columns=7, packed=True))
 
 
@@ -126,12 +127,11 @@ def test_results_larger_than_the_caches(length):
     np.testing.assert_array_equal(C[:, :64], few)
 
 
-narrow = pytest.mark.skipif(native.isa() == "baseline", reason="eight columns fill four registers")
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=narrow)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("length", [2, 4, 8, 16])
 def test_the_bits_of_few_columns_are_those_of_more(length, dtype):
+    if native.isa() == "baseline" and dtype == "float64":
+        pytest.skip("eight columns take four registers of two, whose sums have another order")
     lengths = np.repeat([50, 0, 1, 2, 3, 4, 5, 80, 7], length)[:-1]
     arrays, case, _ = encoded(from_row_lengths("few", 90, lengths), length)
     A, schedule = vectors(arrays, case, dtype), CpuTile(columns=8)
