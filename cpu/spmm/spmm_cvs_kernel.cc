@@ -68,7 +68,7 @@ BlockFunction<T, X> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
 template <typename T>
 constexpr bool kMayHaveOwnLoops = kVectorBytes == 64 && sizeof(Accumulator<T>) == 4;
 
-// That of A^T B with few columns; none for other vectors.
+// The pass of A^T B with kColumns columns, if vectors of this length have a loop of their own.
 template <typename T, typename X, int kColumns>
 Pass<T, X> TransposedPass(int64_t length) {
   if constexpr (kColumns < 8) {
@@ -146,9 +146,9 @@ int64_t RowsOfStrip(const SpmmArgs& args) {
   return rows > 1 ? rows : 1;
 }
 
-// Whether the passes over a strip's columns share a window of 16-bit values: of the time of a
-// window for each pass V = 4 took 0.96 so, V = 8 0.98 (128 columns). Not where vectors are longer
-// than a pass takes rows: V = 16 took 1.01 to 1.03 (128 and 256 columns; all measured on Zen 4).
+// Whether the passes over a strip's columns share a window of 16-bit values. With 128 columns that
+// took 0.96 of the time for V = 4 and 0.98 for V = 8. Vectors that are longer than a pass takes
+// rows do not share: V = 16 took 1.01 to 1.03 (128 and 256 columns; all measured on Zen 4).
 template <typename T, typename X>
 bool SharesValues(const SpmmArgs& args, int64_t columns) {
   if (sizeof(T) > 2 || kInPairs<X> || args.transpose || args.n <= kNarrowColumns) return false;

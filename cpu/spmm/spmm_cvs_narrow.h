@@ -222,8 +222,8 @@ struct TransposedFourTile {
     for (int i = 0; i < kRegisters; ++i) sums[i] += lanes[i] * Load<X, kWidth>(x + i * kWidth);
   }
 
-  // Adds those of a whole vector. With four columns LoadLanes4 has all values at once: it widens
-  // those of float16 together.
+  // Adds the products of a whole vector. With four columns LoadLanes4 takes all of its values at
+  // once, and widens those of float16 together.
   static void AddVector(const T* values, const X* x, Sum* sums) {
     if constexpr (kColumns == 4) {
       Sum lanes[kParts];

@@ -27,8 +27,8 @@ constexpr int kSumsInFlight = 8;
 // A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
 constexpr int kMaxRows = 8;
 
-// Of so many vectors 16-bit values are widened, or paired, in one go; widened ones that several
-// passes share of kSharedVectors. Multiples of the sets of sums.
+// How many vectors have their 16-bit values widened in one go, for one pass over the columns and
+// for several that share them, and how many have them paired. Multiples of the sets of sums.
 constexpr int kStagedVectors = 128, kSharedVectors = 512;
 constexpr int kPairedVectors = 64;
 
@@ -56,7 +56,7 @@ struct VectorBlock {
   StagedValues<T, kSharedVectors>* staged;
 };
 
-// The values of a vector as accumulators, each widened where it is used.
+// The values of a vector as accumulators, each read, and widened, where it is used.
 template <typename T>
 struct ScalarValues {
   const T* at;
@@ -64,7 +64,7 @@ struct ScalarValues {
   Accumulator<T> operator[](int v) const { return LoadScalar(at + v); }
 };
 
-// Those of kRows rows of 16 bits, widened at once.
+// The 16-bit values of kRows rows of a vector, all widened before they are used.
 template <typename T, int kRows>
 struct WidenedValues {
   using Acc = Accumulator<T>;
@@ -126,11 +126,11 @@ void WidenValues(const T* values, int64_t length, int64_t count, Accumulator<T>*
 }
 
 // A window of 16-bit values that are widened ahead, in one go for as many block rows as it reaches:
-// of so many vectors each time, because how many there are of a row is hard to predict. There is
-// room for kMost.
+// always of equally many vectors, because how many a row has is hard to predict. There is room for
+// kMost of them.
 template <typename T, int kMost>
 struct StagedValues {
-  bool shared = false;    // by passes over several blocks of columns: then of kMost vectors
+  bool shared = false;    // by several passes: it then takes kMost vectors, else kStagedVectors
   const T* of = nullptr;  // value 0
   int rows = 0;           // of a vector
   int64_t begin = 0, end = 0;
