@@ -271,7 +271,8 @@ def test_values_in_order_are_read_by_other_threads_once_they_are_written():
         result = ((1, rows, 2), x.dtype)
         (y,) = run("sgap_spmm_csr_v1", arrays, [result], attributes, native.isa(), threads=2)
         sums = np.add.reduceat(x[0, indices].astype(float), offsets[:-1])
-        np.testing.assert_allclose(y[0], number * sums, rtol=1e-3, atol=1e-1)
+        # One value that is read too early changes sums of thousands by an element of x.
+        np.testing.assert_allclose(y[0], number * sums, rtol=0, atol=5e-2)
 
 
 @typed
