@@ -20,6 +20,17 @@ HALF_OPS = {
     "attention_backward": "attention and gradients",
 }
 
+NARROW_KINDS = {
+    "product": "A B",
+    "transposed": "A^T B",
+    "converted": "A^T B, with A^T in CSR beforehand",
+    "float64": "A B, float64",
+    "float64_transposed": "A^T B, float64",
+    "float64_converted": "A^T B, with A^T in CSR beforehand, float64",
+    "loop": "100 products in a loop inside `jit`",
+    "lobpcg": "LOBPCG, float64",
+}
+
 TILE_OPS = {
     "layers": "spmm in a program",
     "spmm": "spmm, a call",
@@ -123,6 +134,31 @@ def beside_float32(found: Results) -> list[str]:
             if set(cells) != {"-"}:
                 body.append([title, format, *cells])
     return table(head, body)
+
+
+def narrow_products(found: Results) -> list[str]:
+    """Of bench_narrow, for each CPU that has it: time of the fastest peer over ours."""
+    rows = {folder: results["narrow"] for folder, results in found.items() if "narrow" in results}
+
+    def of(folder: pathlib.Path, kind: str, n: str) -> str:
+        ratios = {}
+        for row in rows[folder]:
+            own, _, problem = row["problem"].partition(": ")
+            peers = [float(x) for name, x in row.items() if name.startswith("x_") and x]
+            if (own, row["n"]) == (kind, n) and peers:
+                ratios[problem] = min(peers)
+        if not ratios:
+            return "-"
+        worst = min(ratios, key=lambda problem: ratios[problem])
+        return f"{mean(list(ratios.values())):.2f}, {ratios[worst]:.2f} ({worst})"
+
+    body = []
+    for kind, title in NARROW_KINDS.items():
+        for n in ("1", "4", "8"):
+            cells = [of(folder, kind, n) for folder in rows]
+            if set(cells) != {"-"}:
+                body.append([title, n, *cells])
+    return table(["", "columns", *map(device, rows)], body)
 
 
 def matrix_tiles(found: Results) -> list[str]:

@@ -173,7 +173,7 @@ def put(path: pathlib.Path, lines: list[str], mark: str = "benchmarks") -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     everywhere = machine.ROOT / "benchmarks" / "results"
-    files = (*OPS, "half", "octets", *pattern_tables.FILES)
+    files = (*OPS, "half", "narrow", "octets", *pattern_tables.FILES)
     found = {x: every_cpu.read(x, files) for x in every_cpu.folders(everywhere)}
     shown = every_cpu.fullest(found) if found else machine.results_dir()
     parser.add_argument("--results", type=pathlib.Path, default=shown, help=f"default: {shown}")
@@ -194,6 +194,7 @@ def main(argv: list[str] | None = None) -> None:
     put(DOCS / "performance.md", [*about, *overview(results), *pictures])
     everyone = [*every_cpu.limits(found), *every_cpu.beside_peers(found)]
     put(DOCS / "performance.md", everyone, "every-cpu")
+    put(DOCS / "performance.md", every_cpu.narrow_products(found), "narrow")
     put(DOCS / "performance.md", every_cpu.beside_float32(found), "half")
     put(DOCS / "performance.md", every_cpu.matrix_tiles(found), "octets")
     for mark, shown in pattern_tables.SHOWN.items():

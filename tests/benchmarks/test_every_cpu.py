@@ -62,6 +62,23 @@ def test_halves_stand_beside_float32(found):
     assert line == "| spmm | CSR | 1.00, 2.00 (u, n = 4) | 1.50, 1.50 (weights, n = 32) |"
 
 
+def test_narrow_products_stand_beside_the_fastest_peer(tmp_path):
+    (tmp_path / "machine.json").write_text('{"device": "one", "cores": 2}')
+    names = ("problem", "n", "x_scipy", "x_torch_csr", "x_mkl_inspector")
+    measured = [
+        ("product: a", "4", "3", "2", ""),
+        ("product: b", "4", "0.5", "1", "2"),
+        ("product: b", "8", "", "", ""),
+        ("loop: b", "1", "1.5", "", ""),
+    ]
+    rows = [dict(zip(names, row, strict=True)) for row in measured]
+    found = {tmp_path: {"narrow": rows}, tmp_path / "other": {}}
+    assert every_cpu.narrow_products(found)[2:-1] == [
+        "| A B | 4 | 1.00, 0.50 (b) |",
+        "| 100 products in a loop inside `jit` | 1 | 1.50, 1.50 (b) |",
+    ]
+
+
 def test_matrix_tiles_stand_beside_dense_products(tmp_path):
     (tmp_path / "machine.json").write_text('{"device": "one", "cores": 2}')
     row = {"schedule": "CVS(8)", "us": "1500", "x_torch": "2.5", "x_float32": "2"}
