@@ -56,7 +56,9 @@ def of_coordinates(
     found = _sorted(coordinates, shape, format, nse, merge)
     count, wide = values.shape[0], construct.accumulator(values.dtype)
     each = structure.whole(values)[found.source].astype(wide)
-    sums = jnp.zeros(nse, wide).at[found.to].add(each, mode="drop")
+    sums = jnp.zeros(nse, wide)
+    if nse != 0:  # JAX gathers the gradients of what is added, from nothing here
+        sums = sums.at[found.to].add(each, mode="drop")
     symbolic = export.is_symbolic_dim(count)
     fits = merge and (nse == count if symbolic else nse >= count)
     return of_offsets(sums.astype(values.dtype), found.offsets, found.indices, shape, format, fits)
@@ -143,7 +145,7 @@ def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) 
     """Values and index arrays of the entries of x that are != 0."""
     x = jnp.transpose(structure.whole(x), format.modes)
     rows, columns = x.shape
-    stored = x.astype(bool)
+    stored = _is_not_zero(x)
     lengths = jnp.sum(stored, axis=1, dtype=jnp.int32)
     offsets = jnp.append(0, jnp.cumsum(lengths, dtype=jnp.int32)).astype(jnp.int32)
     # A stable counting sort by whether an entry is stored.
@@ -157,6 +159,16 @@ def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) 
     values = jnp.where(inside, values, jnp.zeros((), x.dtype))
     indices = jnp.where(inside, entry - row * columns, 0)
     return of_offsets(values, offsets, indices, shape, format, nse >= x.size)
+
+
+def _is_not_zero(x: jax.Array) -> jax.Array:
+    """x != 0, of subnormal numbers too, which XLA takes for 0 in comparisons of floats."""
+    if jnp.iscomplexobj(x):
+        return _is_not_zero(x.real) | _is_not_zero(x.imag)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(bool)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return (bits << 1) != 0  # but for the sign
 
 
 def of_offsets(

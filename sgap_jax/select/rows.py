@@ -309,6 +309,7 @@ def _nucleus(found: _Found, p: jax.Array, k: int, *, kept: bool) -> jax.Array:
     weights = jnp.where(stored, _weights(values, found.greatest[:, None]), 0)
     p = p.astype(weights.dtype)[:, None]
     reach, always = p * found.total[:, None], jnp.broadcast_to(p >= 1, stored.shape)
+    first = jnp.zeros_like(stored)
     if kept:  # these come before all others
         first = (found.ranked[at] == jnp.inf) & stored
         always |= first
@@ -317,7 +318,7 @@ def _nucleus(found: _Found, p: jax.Array, k: int, *, kept: bool) -> jax.Array:
     keys = keys_of(values)
     keys = jnp.where(stored, keys, jnp.iinfo(keys.dtype).min)
     last = _least_key(keys, weights, reach)
-    ties = keys == last
+    ties = (keys == last) & ~first
     weight = jnp.max(jnp.where(ties, weights, 0), axis=1, keepdims=True)
     rank = jnp.cumsum(ties, axis=1, dtype=jnp.int32) - 1
     room = reach - _weight_above(keys, weights, last)

@@ -137,9 +137,7 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
         ranked = jax.lax.stop_gradient(own)
         if scores.keep is not None:
             kept = _kept(what, scores.keep, first, rows, columns, band.tiles)
-            # Kept ones are before all others, infinite ones too.
-            most = jnp.asarray(jnp.finfo(ranked.dtype).max, ranked.dtype)
-            ranked = jnp.where(kept, jnp.asarray(jnp.inf, ranked.dtype), jnp.minimum(ranked, most))
+            ranked = jnp.where(kept, jnp.asarray(jnp.inf, ranked.dtype), _below_infinity(ranked))
         return function(Tile(own, ranked, limits, rows))
 
     if callable(scores.source):
@@ -149,6 +147,15 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
     if band.tiles == 1:
         return jax.tree.map(lambda x: x[None], of_tile(jnp.int32(band.first)))
     return jax.lax.map(of_tile, band.first + band.rows * structure.positions(band.tiles))
+
+
+def _below_infinity(scores: jax.Array) -> jax.Array:
+    """Finite numbers in the order of the scores, so that kept columns, which are infinite, come
+    before infinite ones too: of each number the next lesser one. The two least numbers of a dtype
+    become one, and only these; -infinity and NaN stay."""
+    least = jnp.finfo(scores.dtype).min
+    downward = jnp.nextafter(scores, jnp.asarray(-jnp.inf, scores.dtype))
+    return jnp.where(scores > least, downward, scores)
 
 
 def as_array(

@@ -192,6 +192,17 @@ def test_dense(format, nse):
     assert A.is_checked == (nse == 60)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "complex64"])
+def test_dense_with_subnormal_numbers(dtype):
+    tiny = np.asarray(float(jnp.finfo(dtype).tiny) / 4, dtype)  # XLA's arithmetic takes it for 0
+    x = np.zeros((2, 3), dtype)
+    x[0, 1], x[1, 2] = -tiny, tiny * 1j if dtype == "complex64" else tiny
+    x[1, 0] *= -1  # -0 is 0
+    for make in (SparseArray.from_dense, jax.jit(partial(SparseArray.from_dense, nse=4))):
+        A = make(x)
+        assert A.row_offsets.tolist() == [0, 1, 2] and A.column_indices[:2].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_dense_without_elements(shape):
     A = jax.jit(partial(SparseArray.from_dense, nse=3))(np.ones(shape, np.float32))
@@ -247,8 +258,9 @@ def test_concrete_coordinates_are_as_before_and_padded(nse):
             np.testing.assert_allclose(A.T.asformat(CSR).todense(), peer.toarray().T, rtol=1e-6)
 
 
-@pytest.mark.parametrize("nse", [5, None])
+@pytest.mark.parametrize("nse", [5, 0, None])
 def test_gradients(nse):
+    room = 60 if nse is None else nse
     coordinates = coordinates_of("out of range")
     rng = np.random.default_rng(5)
     values, B = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in (COUNT, (N, 3)))
@@ -259,10 +271,10 @@ def test_gradients(nse):
     check_grads(jax.jit(product), (values, B), order=2, modes=["fwd", "rev"], atol=0.05, rtol=0.05)
     dense = jnp.asarray(made(coordinates, values).todense())
     of_dense = jax.jit(
-        jax.grad(lambda x: jnp.sum(spmm(SparseArray.from_dense(x, nse=nse or 60), B) ** 2))
+        jax.grad(lambda x: jnp.sum(spmm(SparseArray.from_dense(x, nse=room), B) ** 2))
     )(dense)
     kept = np.arange(dense.size).reshape(dense.shape)
-    stored = np.flatnonzero(dense)[: nse or 60]
+    stored = np.flatnonzero(dense)[:room]
     mask = np.isin(kept, stored).astype(np.float32)
     right = jax.grad(lambda x: jnp.sum(((x * mask) @ B) ** 2))(dense)
     np.testing.assert_allclose(of_dense, right * mask, rtol=1e-4, atol=1e-4)

@@ -431,6 +431,27 @@ def test_kept_columns_come_before_infinite_scores():
     assert A.column_indices.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_scores_of_kept_columns(kind):
+    scores, p = scores_of(kind), np.linspace(0, 0.99, M)
+    run = jax.jit(lambda x, p, keep: select.top_p(x, p, most=9, keep=keep))
+    for kept in (kept_entries(KEEPS["function of columns"]), kept_entries(near)):
+        expect(run(scores, p, kept), reference.top_p(scores, p, 9, keep=kept), scores)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_kept_columns_change_no_order(dtype):
+    tiny, greatest = (float(x) for x in (jnp.finfo(dtype).tiny, jnp.finfo(dtype).max))
+    halves = [greatest, INF, 1, tiny / 2, tiny / 4, 0.0, -tiny / 4, -tiny / 2, -1, -greatest, NAN]
+    scores = jnp.asarray(np.asarray(halves, dtype)[None])  # XLA would take some for 0
+    none = jnp.zeros(scores.shape, bool)
+    for k in range(1, len(halves) + 1):
+        found, alike = select.top_k(scores, k), select.top_k(scores, k, keep=none)
+        np.testing.assert_array_equal(found.column_indices, alike.column_indices)
+    last = none.at[0, -2].set(True)
+    assert select.top_k(scores, 3, keep=last).column_indices.tolist() == [0, 1, 9]
+
+
 def test_a_threshold_computes_only_scores_that_exist():
     q, k = jnp.ones((2, 3)), jnp.ones((5, 3))
     outside = dict(mode="fill", fill_value=jnp.nan)
