@@ -8,9 +8,12 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// A row's terms are exp(size * (sign * v - peak)), peak being the greatest sign * v: no overflow
-// whatever the scale, and no multiply and subtract that could contract. `Walk` says which row each
-// lane of a register is of; rows never mix.
+constexpr double kLeastScale = 0x1p-100;
+
+// A row's terms are exp(size * (sign * v - peak)), where size * sign is the scale and peak the
+// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, or half of
+// that for a scale below kLeastScale, of which a difference that overflows may leave something.
+// `Walk` says which row each lane of a register is of; rows never mix.
 template <typename T, typename Walk>
 struct SoftmaxRows {
   using Acc = Accumulator<T>;
@@ -58,7 +61,7 @@ struct SoftmaxRows {
     __builtin_memcpy(peak, &bits, sizeof(bits));
     return Load<T, kSize>(peak);
   }
-  bool HasBits() const { return sizeof(T) == 2 && kHolds && sign > 0; }
+  bool HasBits() const { return sizeof(T) == 2 && kHolds && sign == 1; }
 
   V Peak(const T* values) const {
     if constexpr (sizeof(T) == 2) {
@@ -225,8 +228,10 @@ void SoftmaxTask(const SparseSoftmaxArgs& args, int64_t task) {
   const RowPhaseTask at = FindPhase(phases, task);
   const T* values = static_cast<const T*>(args.values) + at.batch * args.numbers;
   T* out = static_cast<T*>(args.out) + at.batch * args.numbers;
-  const auto size = Accumulator<T>(args.scale < 0 ? -args.scale : args.scale);
-  const auto sign = Accumulator<T>(args.scale < 0 ? -1 : 1);
+  const double magnitude = args.scale < 0 ? -args.scale : args.scale;
+  const double part = magnitude < kLeastScale ? 0.5 : 1;
+  const auto size = Accumulator<T>(magnitude / part);
+  const auto sign = Accumulator<T>(args.scale < 0 ? -part : part);
   // Calls body(rows, their first value, the first of them) for vectors of a block row.
   const auto over = [&](int64_t begin, int64_t end, auto&& body) {
     Walk::Over(phases.length, begin, end, [&](const Walk& walk, int64_t first, int64_t row) {

@@ -16,8 +16,9 @@ namespace sgap {
 __device__ inline float Exp(float x) { return expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
-// The terms of a row are exp(size * (sign * v - peak)), peak being the greatest sign * v: no
-// overflow whatever the scale, and no multiply and subtract that could contract.
+// The terms of a row are exp(size * (sign * v - peak)), where size * sign is the scale and peak the
+// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, or half of
+// that for a scale below 2^-100, of which a difference that overflows may leave something.
 template <class T, int kGroup, int kLength>
 struct SoftmaxTerms {
   using A = Accumulator<T>;
@@ -26,8 +27,10 @@ struct SoftmaxTerms {
 
   A size, sign;
 
-  __device__ explicit SoftmaxTerms(A scale)
-      : size(scale < 0 ? -scale : scale), sign(scale < 0 ? -1 : 1) {}
+  __device__ explicit SoftmaxTerms(A scale) {
+    const A magnitude = scale < 0 ? -scale : scale, part = magnitude < A(0x1p-100) ? A(0.5) : A(1);
+    size = magnitude / part, sign = scale < 0 ? -part : part;
+  }
 
   // If the peak is -infinity all terms are zero; -infinity less itself would be NaN. The select is
   // on the exponent, not on the term, so that there is no branch around the exponential.

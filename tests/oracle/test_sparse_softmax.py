@@ -39,6 +39,20 @@ def test_large_values_do_not_overflow(dtype, backend):
         np.testing.assert_allclose(P.values, expected, rtol=1e-2 if abs(shift) == 1e4 else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_small_scales_of_values_that_are_far_apart(dtype, backend):
+    case = from_row_lengths("far_apart", 300, [2, 50, 300])
+    large = float(jnp.finfo(dtype).max) * 0.9
+    values = jnp.asarray(np.where(np.arange(352) % 3, -large, large), dtype)
+    A = array(case, dtype).with_values(values)
+    for scale in (0.0, 5 / large, -5 / large):
+        P = sparse_softmax(A, scale=scale, schedule=row_schedule(backend))
+        expected = reference.sparse_softmax(np.asarray(values, float) * scale, case.row_offsets)
+        np.testing.assert_allclose(
+            np.asarray(P.values, float), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-5
+        )
+
+
 def test_masked_rows_are_zero_and_nan_stays_in_its_row(backend):
     case = from_row_lengths("rows", 6, [3, 0, 2, 2, 2])
     inf, nan = np.inf, np.nan
