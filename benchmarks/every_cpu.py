@@ -156,7 +156,7 @@ def narrow_products(found: Results) -> list[str]:
     for kind, title in NARROW_KINDS.items():
         for n in ("1", "4", "8"):
             cells = [of(folder, kind, n) for folder in rows]
-            if set(cells) != {"-"}:
+            if any(cell != "-" for cell in cells):
                 body.append([title, n, *cells])
     return table(["", "columns", *map(device, rows)], body)
 

@@ -8,12 +8,14 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-constexpr double kLeastScale = 0x1p-100;
+// Of a scale below kLeastScale values are subtracted in units of 1 / kSmallPart.
+constexpr double kLeastScale = 0x1p-100, kSmallPart = 0x1p-64;
 
 // A row's terms are exp(size * (sign * v - peak)), where size * sign is the scale and peak the
-// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, or half of
-// that for a scale below kLeastScale, of which a difference that overflows may leave something.
-// `Walk` says which row each lane of a register is of; rows never mix.
+// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, but for
+// scales below kLeastScale: there a difference that overflows may still give a term that is not 0,
+// so values are scaled down and `size` up. `Walk` says which row each lane of a register is of;
+// rows never mix.
 template <typename T, typename Walk>
 struct SoftmaxRows {
   using Acc = Accumulator<T>;
@@ -229,7 +231,7 @@ void SoftmaxTask(const SparseSoftmaxArgs& args, int64_t task) {
   const T* values = static_cast<const T*>(args.values) + at.batch * args.numbers;
   T* out = static_cast<T*>(args.out) + at.batch * args.numbers;
   const double magnitude = args.scale < 0 ? -args.scale : args.scale;
-  const double part = magnitude < kLeastScale ? 0.5 : 1;
+  const double part = magnitude < kLeastScale ? kSmallPart : 1;
   const auto size = Accumulator<T>(magnitude / part);
   const auto sign = Accumulator<T>(args.scale < 0 ? -part : part);
   // Calls body(rows, their first value, the first of them) for vectors of a block row.

@@ -17,8 +17,9 @@ __device__ inline float Exp(float x) { return expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
 // The terms of a row are exp(size * (sign * v - peak)), where size * sign is the scale and peak the
-// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, or half of
-// that for a scale below 2^-100, of which a difference that overflows may leave something.
+// greatest sign * v: no multiply and subtract that could contract. The sign is 1 or -1, but for
+// scales below 2^-100: there a difference that overflows may still give a term that is not 0, so
+// values are scaled down and `size` up.
 template <class T, int kGroup, int kLength>
 struct SoftmaxTerms {
   using A = Accumulator<T>;
@@ -28,7 +29,8 @@ struct SoftmaxTerms {
   A size, sign;
 
   __device__ explicit SoftmaxTerms(A scale) {
-    const A magnitude = scale < 0 ? -scale : scale, part = magnitude < A(0x1p-100) ? A(0.5) : A(1);
+    const A magnitude = scale < 0 ? -scale : scale;
+    const A part = magnitude < A(0x1p-100) ? A(0x1p-64) : A(1);
     size = magnitude / part, sign = scale < 0 ? -part : part;
   }
 

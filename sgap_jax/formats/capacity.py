@@ -21,6 +21,7 @@ import numpy as np
 from jax import export
 
 from sgap_jax.formats import checks, construct, structure
+from sgap_jax.formats.direct import KERNEL_DTYPES
 from sgap_jax.formats.levels import CSC, CSR, Format
 from sgap_jax.formats.stored import StoredArray
 
@@ -57,7 +58,7 @@ def of_coordinates(
     count, wide = values.shape[0], construct.accumulator(values.dtype)
     each = structure.whole(values)[found.source].astype(wide)
     sums = jnp.zeros(nse, wide)
-    if nse != 0:  # JAX gathers the gradients of what is added, from nothing here
+    if nse != 0:  # the transpose of the sum is a gather, which JAX refuses from an empty array
         sums = sums.at[found.to].add(each, mode="drop")
     symbolic = export.is_symbolic_dim(count)
     fits = merge and (nse == count if symbolic else nse >= count)
@@ -165,7 +166,7 @@ def _is_not_zero(x: jax.Array) -> jax.Array:
     """x != 0, of subnormal numbers too, which XLA takes for 0 in comparisons of floats."""
     if jnp.iscomplexobj(x):
         return _is_not_zero(x.real) | _is_not_zero(x.imag)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.dtype.name not in KERNEL_DTYPES:  # of 8 bits and fewer some have no sign, or NaN as -0
         return x.astype(bool)
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     return (bits << 1) != 0  # but for the sign

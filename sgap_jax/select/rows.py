@@ -63,7 +63,8 @@ def top_k(
         Tiles leave out most of the other columns.
       lengths: int32 [m] or scalar, may be traced: only columns j < lengths[i].
       keep: columns that come before all others, such as the own and the first block; those with a
-        score of -infinity too. They count among the k. bool that broadcasts to [m, n]; or a
+        score of -infinity too. They count among the k; with it the two least finite numbers of the
+        dtype count as equal. bool that broadcasts to [m, n]; or a
         SparseArray such as `masks.band(n, 64)`, of which the stored entries, vectors or blocks are
         kept; or a function of rows [r, 1] and columns [1, c] that gives bools, as that of
         `masks.from_function`. The last two are read in tiles where the scores are.

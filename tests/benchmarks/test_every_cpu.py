@@ -77,6 +77,7 @@ def test_narrow_products_stand_beside_the_fastest_peer(tmp_path):
         "| A B | 4 | 1.00, 0.50 (b) |",
         "| 100 products in a loop inside `jit` | 1 | 1.50, 1.50 (b) |",
     ]
+    assert len(every_cpu.narrow_products({tmp_path: {}})) == len(every_cpu.table([], []))
 
 
 def test_matrix_tiles_stand_beside_dense_products(tmp_path):

@@ -201,6 +201,17 @@ def test_dense_with_subnormal_numbers(dtype):
     for make in (SparseArray.from_dense, jax.jit(partial(SparseArray.from_dense, nse=4))):
         A = make(x)
         assert A.row_offsets.tolist() == [0, 1, 2] and A.column_indices[:2].tolist() == [1, 2]
+        assert np.asarray(A.values)[:2].tobytes() == x[[0, 1], [1, 2]].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "offsets"),
+    [("float8_e5m2fnuz", [1, 2, np.nan, 0], [0, 3]), ("float8_e8m0fnu", [1, 2], [0, 2])],
+)
+def test_dense_with_small_floats(dtype, numbers, offsets):
+    x = jnp.asarray([numbers], dtype)
+    A = jax.jit(partial(SparseArray.from_dense, nse=4))(x)
+    assert A.row_offsets.tolist() == offsets
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])

@@ -442,10 +442,10 @@ def test_equal_scores_of_kept_columns(kind):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_kept_columns_change_no_order(dtype):
     tiny, greatest = (float(x) for x in (jnp.finfo(dtype).tiny, jnp.finfo(dtype).max))
-    halves = [greatest, INF, 1, tiny / 2, tiny / 4, 0.0, -tiny / 4, -tiny / 2, -1, -greatest, NAN]
-    scores = jnp.asarray(np.asarray(halves, dtype)[None])  # XLA would take some for 0
+    values = [greatest, INF, 1, tiny / 2, tiny / 4, 0.0, -tiny / 4, -tiny / 2, -1, -greatest, NAN]
+    scores = jnp.asarray(np.asarray(values, dtype)[None])  # XLA would take some for 0
     none = jnp.zeros(scores.shape, bool)
-    for k in range(1, len(halves) + 1):
+    for k in range(1, len(values) + 1):
         found, alike = select.top_k(scores, k), select.top_k(scores, k, keep=none)
         np.testing.assert_array_equal(found.column_indices, alike.column_indices)
     last = none.at[0, -2].set(True)

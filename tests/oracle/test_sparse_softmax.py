@@ -53,6 +53,15 @@ def test_small_scales_of_values_that_are_far_apart(dtype, backend):
         )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_subnormal_scales(dtype):
+    A = array(from_row_lengths("pairs", 2, [2, 2]), dtype)
+    for scale in (7e-39, -1e-39, 1e-41):
+        P = sparse_softmax(A.with_values(jnp.asarray([-3e38, 3e38] * 2, dtype)), scale=scale)
+        right = 1 / (1 + np.exp(-scale * 6e38))
+        np.testing.assert_allclose(np.asarray(P.values, float), [1 - right, right] * 2, rtol=1e-2)
+
+
 def test_masked_rows_are_zero_and_nan_stays_in_its_row(backend):
     case = from_row_lengths("rows", 6, [3, 0, 2, 2, 2])
     inf, nan = np.inf, np.nan
