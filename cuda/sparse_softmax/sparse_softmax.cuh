@@ -30,8 +30,11 @@ struct SoftmaxTerms {
 
   __device__ explicit SoftmaxTerms(A scale) {
     const A magnitude = scale < 0 ? -scale : scale;
-    const A part = magnitude < A(0x1p-100) ? A(0x1p-64) : A(1);
-    size = magnitude / part, sign = scale < 0 ? -part : part;
+    const bool small = magnitude < A(0x1p-100);
+    // No division: that took a fifth of a short call's predicted time.
+    size = small ? magnitude * A(0x1p64) : magnitude;
+    sign = small ? A(0x1p-64) : A(1);
+    sign = scale < 0 ? -sign : sign;
   }
 
   // If the peak is -infinity all terms are zero; -infinity less itself would be NaN. The select is
