@@ -150,9 +150,9 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
 
 
 def _below_infinity(scores: jax.Array) -> jax.Array:
-    """Finite numbers in the order of the scores, so that kept columns, which are infinite, come
-    before infinite ones too: of each number the next lesser one. The two least numbers of a dtype
-    become one, and only these; -infinity and NaN stay."""
+    """Each score lowered to the next lesser number of its dtype: the order stays, and no score is
+    infinite, so that kept columns, which rank as infinity, come before all. The least finite number
+    stays where it is, equal to the one above it then; -infinity and NaN stay too."""
     least = jnp.finfo(scores.dtype).min
     downward = jnp.nextafter(scores, jnp.asarray(-jnp.inf, scores.dtype))
     return jnp.where(scores > least, downward, scores)
