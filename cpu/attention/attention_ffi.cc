@@ -411,7 +411,8 @@ ffi::Future EachWindow(ffi::ThreadPool threads, const char* op, ffi::AnyBuffer k
             std::to_string(structures);
   }
   if (!error.empty()) return Failed(std::string(op) + ": " + error);
-  return RunEach(threads, batch == 0 ? 0 : structures, [&](const Pool& pool, int64_t i) {
+  const auto entries = int64_t(indices.element_count());
+  return RunEach(threads, batch == 0 ? 0 : structures, entries, [&](const Pool& pool, int64_t i) {
     StructureSlice slice(i, structures);
     const int64_t of_batch = std::max<int64_t>(1, structures / batch);  // of one sequence
     const int64_t own = heads / of_batch;

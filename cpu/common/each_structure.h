@@ -2,9 +2,11 @@
 // structure runs for each. The tasks of all these calls are those of one call.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <optional>
@@ -99,18 +101,37 @@ class StructureCount {
 xla::ffi::Future RunTogether(xla::ffi::ThreadPool threads, DeferredCalls calls);
 
 // Runs call(pool, i), which returns a handler's future, for each i below `count`, all as one call.
+// Each looks at up to `entries` / `count` indices at once. Where that is much, call() runs on
+// several threads, for several i at a time: it may write nothing that these share.
 template <typename Call>
-xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, Call call) {
-  DeferredCalls calls;
-  for (int64_t i = 0; i < count; ++i) {
-    xla::ffi::Future future = call(Pool(threads, &calls, count), i);
+xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, int64_t entries, Call call) {
+  constexpr int64_t kFewEntries = 1 << 17;
+  struct Begun {
+    DeferredCalls calls;
     std::string error;
-    future.OnReady([&](const std::optional<xla::ffi::Error>& found) {
-      if (found) error = found->message();
-    });
-    if (!error.empty()) return Failed(error);
+    std::exception_ptr thrown;
+  };
+  std::vector<Begun> begun(count);
+  const auto begin = [&](int64_t i) {
+    try {
+      xla::ffi::Future future = call(Pool(threads, &begun[i].calls, count), i);
+      future.OnReady([&](const std::optional<xla::ffi::Error>& found) {
+        if (found) begun[i].error = found->message();
+      });
+    } catch (...) {
+      begun[i].thrown = std::current_exception();
+    }
+  };
+  const bool together = entries >= kFewEntries && count > 1 && threads.num_threads() > 1;
+  if (together) RunAndWait(threads, count, begin);
+  DeferredCalls all;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!together) begin(i);
+    if (begun[i].thrown) std::rethrow_exception(begun[i].thrown);
+    if (!begun[i].error.empty()) return Failed(begun[i].error);
+    std::move(begun[i].calls.begin(), begun[i].calls.end(), std::back_inserter(all));
   }
-  return RunTogether(threads, std::move(calls));
+  return RunTogether(threads, std::move(all));
 }
 
 // Of a result as a whole: a page may hold parts of several structures, which handlers see alone.
@@ -133,7 +154,8 @@ struct EachStructure<kHandler> {
     const std::string wrong = count.Error();
     if (!wrong.empty()) return Failed(wrong);
     (AdviseWhole(args), ...);
-    return RunEach(threads, *count.Found(), [&](const Pool& pool, int64_t i) {
+    // Most of these handlers look at indices in their tasks.
+    return RunEach(threads, *count.Found(), /*entries=*/0, [&](const Pool& pool, int64_t i) {
       StructureSlice slice(i, *count.Found());
       return kHandler(pool, slice(args)...);
     });

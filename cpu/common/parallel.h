@@ -52,6 +52,7 @@ class Work {
   virtual bool Done() const = 0;
 
   bool stand_by = false;  // whether its helpers do afterwards
+  bool is_part = false;   // of a call that goes on
 };
 
 // How long a helper stands by: as long as the call took that ended last, at least and at most.
@@ -254,7 +255,7 @@ class Job final : public Work {
     } else {
       promise_.SetAvailable();
     }
-    NoteCallEnd(Clock::now() - begin_);
+    if (!is_part) NoteCallEnd(Clock::now() - begin_);
     done_.store(true, std::memory_order_release);
   }
 
@@ -310,6 +311,21 @@ xla::ffi::Future ParallelPhases(const Pool& pool, const std::vector<int64_t>& ph
     return Finished();
   }
   return ParallelPhases(pool, phase_tasks, work, std::move(run), [] { return true; });
+}
+
+// Runs the tasks, which throw nothing, and returns when all have ended: for what a handler has to
+// know before it goes on. It waits for no thread that has not begun: the caller takes its tasks.
+template <typename Task>
+void RunAndWait(const xla::ffi::ThreadPool& pool, int64_t tasks, Task run) {
+  AfterXla(&finished_calls);
+  const auto needed = [] { return true; };
+  const int64_t threads = std::min<int64_t>(tasks, pool.num_threads());
+  const auto job =
+      std::make_shared<Job<Task, decltype(needed)>>(std::move(run), needed, &tasks, 1, threads);
+  job->is_part = true;
+  RunShared(pool, job, threads - 1);
+  while (!SpinUntil([&] { return job->Done(); }, kLongStandby)) {
+  }
 }
 
 template <typename Task>

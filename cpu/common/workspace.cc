@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
-#include <utility>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -22,31 +21,71 @@ constexpr size_t kLine = 64;
 constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kMostKept = size_t(32) << 20;
 
-std::mutex mutex;
-void* kept = nullptr;
-size_t kept_bytes = 0;
+struct Block {
+  void* memory;
+  size_t bytes;
+};
+
+// Blocks that were given back: of all, the largest that are kMostKept together.
+class KeptBlocks {
+ public:
+  // The smallest of at least `bytes`; null if there is none.
+  Workspace Take(size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (int i = 0; i < count_; ++i) {
+      if (blocks_[i].bytes >= bytes) {
+        const Block taken = Remove(i);
+        return Workspace(taken.memory, {taken.bytes});
+      }
+    }
+    return nullptr;
+  }
+
+  void Put(Block block) {
+    Block freed[kMost + 1];
+    int free_count = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Insert(block);
+      while (count_ > kMost || bytes_ > kMostKept) freed[free_count++] = Remove(0);
+    }
+    while (free_count > 0) std::free(freed[--free_count].memory);
+  }
+
+ private:
+  static constexpr int kMost = 16;
+
+  void Insert(Block block) {
+    int i = count_++;
+    for (; i > 0 && blocks_[i - 1].bytes > block.bytes; --i) blocks_[i] = blocks_[i - 1];
+    blocks_[i] = block;
+    bytes_ += block.bytes;
+  }
+
+  Block Remove(int i) {
+    const Block block = blocks_[i];
+    std::copy(blocks_ + i + 1, blocks_ + count_, blocks_ + i);
+    --count_;
+    bytes_ -= block.bytes;
+    return block;
+  }
+
+  std::mutex mutex_;
+  Block blocks_[kMost + 1];  // by size
+  int count_ = 0;
+  size_t bytes_ = 0;
+};
+
+KeptBlocks kept;
 
 }  // namespace
 
 void ReturnWorkspace::operator()(void* memory) const {
-  size_t size = bytes;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (size <= kMostKept && size > kept_bytes) {
-      std::swap(memory, kept);
-      std::swap(size, kept_bytes);
-    }
-  }
-  std::free(memory);
+  bytes > kMostKept ? std::free(memory) : kept.Put({memory, bytes});
 }
 
 Workspace AcquireWorkspace(size_t bytes) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (kept_bytes >= bytes && kept) {
-      return Workspace(std::exchange(kept, nullptr), {std::exchange(kept_bytes, 0)});
-    }
-  }
+  if (Workspace found = kept.Take(bytes)) return found;
   const size_t boundary = bytes >= kHugePage / 2 ? kHugePage : kLine;
   const size_t rounded = (bytes + boundary - 1) / boundary * boundary;
   void* memory = std::aligned_alloc(boundary, rounded);

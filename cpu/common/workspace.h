@@ -18,9 +18,9 @@ struct ReturnWorkspace {
 using Workspace = std::unique_ptr<void, ReturnWorkspace>;
 
 // Uninitialised memory on a cache line's boundary, of a MiB or more on huge pages where the system
-// grants them: what is scattered over it misses no small pages. Null where there is none. One block
-// of up to 32 MiB stays with the process for the next call: the page faults of fresh memory cost as
-// much as what it is used for.
+// grants them: what is scattered over it misses no small pages. Null where there is none. The
+// largest blocks that calls gave back, 32 MiB and 16 blocks at most, stay with the process for the
+// next ones: the page faults of fresh memory cost as much as what it is used for.
 Workspace AcquireWorkspace(size_t bytes);
 
 // Scratch memory of which each task that runs has a part of its own; `filled` bytes of it begin as

@@ -291,6 +291,54 @@ def test_attention_with_arbitrary_index_arrays(lead):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
+def test_attention_with_patterns_that_threads_look_at_together():
+    """Several threads do where the patterns have many entries (kFewEntries)."""
+    H, L, D, per_row = 5, 480, 16, 70
+    rng = np.random.default_rng(0)
+    indices = np.sort(rng.integers(0, L, (H, L, per_row)), -1).reshape(H, -1).astype(np.int32)
+    assert indices.size > 1 << 17
+    indices[1, ::7] = L
+    indices[3, 5] = -1
+    offsets = np.broadcast_to(np.arange(L + 1, dtype=np.int32) * per_row, (H, L + 1)).copy()
+    offsets[4, 2] = 2**31 - 1
+    q, k, v = (normal(L, H, D) for _ in range(3))
+
+    @jax.jit
+    def gradients(offsets, indices, q, k, v):
+        make = lambda o, i: SparseArray.from_arrays(jnp.zeros(L * per_row), o, i, shape=(L, L))
+        A = jax.vmap(make)(offsets, indices)
+        return jax.grad(lambda *x: jnp.sum(sparse_attention(*x, A) ** 2), (0, 1, 2))(q, k, v)
+
+    found = gradients(offsets, indices, q, k, v)
+    for h in range(H):
+        alone = gradients(
+            offsets[h : h + 1], indices[h : h + 1], *(x[:, h : h + 1] for x in (q, k, v))
+        )
+        for x, y in zip(found, alone, strict=True):
+            np.testing.assert_array_equal(x[:, h : h + 1], y)
+
+
+@pytest.mark.parametrize("entries", [100, 100_000])
+def test_attention_of_several_patterns_that_finds_no_memory(entries):
+    """Few entries are looked at by the calling thread, many by several threads."""
+    B, L, R = 1 << 14, 4, 1 << 16  # sums for a gradient of the table: more than any memory holds
+    rows, logs = np.zeros((1, L, 1, 16), np.float32), np.zeros((1, L, 1), np.float32)
+    none, no_ints = np.zeros((1, 0), np.float32), np.zeros((1, 0), np.int32)
+    offsets = np.tile(np.linspace(0, entries, L + 1).astype(np.int32), (2, 1))
+    terms = (np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, R), np.float32), *[no_ints] * 3)
+    operands = (rows, logs, *[rows] * 3, none, no_ints, rows, logs, *terms)
+    shapes = [*[(B, L, 1, 16)] * 3, (1, 0), (B, 1, 1), (1, 0)]
+    call = jax.ffi.ffi_call(
+        "sgap_attention_backward_cvs_v2", [jax.ShapeDtypeStruct(x, np.float32) for x in shapes]
+    )
+    attributes = dict(vector_length=np.int64(1), scale=1.0, is_causal=False, wrt_bias=False)
+    attributes |= dict(pieces=np.int64(2**31 - 1), softcap=0.0, kept=np.int64(0), keep_scale=1.0)
+    operands += (np.zeros((1, 0), np.uint32), offsets, np.zeros((2, entries), np.int32))
+    for _ in range(5):
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(call(*operands, pack=False, **attributes))
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_gradients_of_attention_whose_structures_are_sharded(nested):
     """By explicit axes, and with several sequences of each structure."""
