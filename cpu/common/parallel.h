@@ -52,7 +52,7 @@ class Work {
   virtual bool Done() const = 0;
 
   bool stand_by = false;  // whether its helpers do afterwards
-  bool is_part = false;   // of a call that goes on
+  bool is_part = false;   // whether the call that it is for goes on after it
 };
 
 // How long a helper stands by: as long as the call took that ended last, at least and at most.
