@@ -23,6 +23,7 @@ from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.primitives.spgemm import spgemm
 from sgap_jax.primitives.spmm import spmm
+from sgap_jax.primitives.structures import transposed
 from sgap_jax.schedules import (
     AtomicParallelism,
     AttentionTile,
@@ -288,6 +289,26 @@ def _greatest() -> Case:
     return Case("top_k", "float32", None, run, expected, 0)
 
 
+def _transposed() -> Case:
+    """The structure of the transpose, of keys with two digits in two tiles; the last entries are
+    padding."""
+    rows, columns, padding = 12, 300, 100
+    indices = np.random.default_rng(12).integers(0, columns, 2500).astype(np.int32)
+    stored = len(indices) - padding
+    offsets = (np.arange(rows + 1) * (stored // rows)).astype(np.int32)
+
+    def run(schedule: Schedule | None) -> tuple:
+        given = jnp.asarray(offsets), jnp.asarray(indices)
+        return tuple(transposed(*given, columns, schedule))
+
+    def expected() -> tuple:
+        order = np.argsort(np.append(indices[:stored], [columns] * padding), kind="stable")
+        ends = np.append(0, np.cumsum(np.bincount(indices[:stored], minlength=columns)))
+        return ends, np.minimum(order // (stored // rows), rows - 1), order
+
+    return Case("transpose_structure", "int32", None, run, expected, 0)
+
+
 def _product_at_mask() -> Case:
     """A A^T at the places of a mask."""
 
@@ -365,5 +386,6 @@ def cases() -> Iterator[Case]:
             yield _on_rows(op, schedule)
         yield _broadcast(schedule)
     yield _greatest()
+    yield _transposed()
     yield _product_in_capacity()
     yield _product_at_mask()

@@ -13,7 +13,7 @@ one column or with 64 and more, a multiple of what one load brings, and block ro
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
 64 and 128 features, each with its own keys, and enough rows to fill a device. All other
 combinations are too many. Selections of the greatest scores, and products of two sparse matrices,
-have one kernel for each dtype.
+have one kernel for each dtype; transposed structures have one of each kind.
 
 Imports no JAX: the build runs this module before the package can be imported.
 """
@@ -35,6 +35,7 @@ from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
 from sgap_jax.launch import spgemm as spgemm_cuda
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch import top_k as top_k_cuda
+from sgap_jax.launch import transpose_structure as transpose_cuda
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.problem import TILED
@@ -85,7 +86,8 @@ OF_SCORES: dict[str, Callable[..., KernelCall]] = {
     "top_k_write": top_k_cuda.write_plan,
 }
 _PRODUCT = "spgemm"  # of two sparse matrices: its values and its structure
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT)
+_TRANSPOSE = "transpose_structure"  # of integers alone: one kernel of each kind
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT, _TRANSPOSE)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -149,6 +151,10 @@ def default_calls(name: str) -> dict[str, KernelCall]:
         made = (OF_SCORES[name](dtype, (1, _ROWS, _ROWS), 256) for dtype in DTYPES)
     elif name == _PRODUCT:
         made = _product_calls()
+    elif name == _TRANSPOSE:
+        entries = 1, 16 * _ROWS
+        plans = transpose_cuda.count_plan(*entries, 0), transpose_cuda.move_plan(*entries, 0)
+        made = iter((*plans, transpose_cuda.start_plan(*entries)))
     else:
         made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}

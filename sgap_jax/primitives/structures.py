@@ -10,8 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import structure
-from sgap_jax.primitives._batch import mapped_first
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch import transpose_structure as plans
+from sgap_jax.primitives._batch import mapped_first, plain_lowering
 from sgap_jax.primitives._define import batch_rule, bind, define, ffi_lowering, out_aval
+from sgap_jax.schedules import Schedule
+from sgap_jax.schedules.families import failing, warn_once
 
 # offsets [B, m + 1], indices [B, nnz] int32 -> offsets [B, size + 1], indices and permutation
 # [B, nnz] of the transpose. Whatever the operands hold, the results are valid.
@@ -22,21 +26,55 @@ def _symbolic(ctx: Any) -> bool:
     return any(map(jax.export.is_symbolic_dim, sizes))
 
 
-def _transposed_eval(offsets: Any, indices: Any, *, size: int, schedule: None) -> list:
+def _transposed_eval(offsets: Any, indices: Any, *, size: int, schedule: Schedule | None) -> list:
     batch, nnz = indices.shape
     assert offsets.shape[0] == batch and offsets.dtype == indices.dtype == jnp.int32
     return [out_aval(indices, (batch, n), indices.dtype) for n in (size + 1, nnz, nnz)]
 
 
-def _transposed_reference(offsets: Any, indices: Any, *, size: int, schedule: None) -> list:
+def _transposed_reference(
+    offsets: Any, indices: Any, *, size: int, schedule: Schedule | None
+) -> list:
     sort = partial(structure.transpose_by_comparing, size=size)
     return list(jax.vmap(sort)(offsets, indices))
 
 
-def _transposed_cpu(ctx: Any, *operands: Any, size: int, schedule: None) -> Any:
-    if _symbolic(ctx):
+def _transposed_cpu(ctx: Any, *operands: Any, size: int, schedule: Schedule | None) -> Any:
+    if schedule is not None or _symbolic(ctx):
         return None
     return ffi_lowering("sgap_transpose_structure_v1", ctx, operands)
+
+
+def _transposed_cuda(ctx: Any, *operands: Any, size: int, schedule: Schedule | None) -> Any:
+    of_offsets, of_entries = ctx.avals_in
+    if schedule is not None or _symbolic(ctx) or of_entries.size == 0:
+        return None
+    if (why := failing().get("transpose_structure")) is not None:
+        instead = "transposed structures are sorted in plain JAX"
+        warn_once("transpose_structure", why, instead)
+        return None
+    before = jax.vmap(partial(structure.transpose_keys, size=size))
+    offsets, keys = plain_lowering(before, True, ctx, operands)
+    arrays = offsets, keys, _order(ctx, keys, size)
+    ctx = ctx.replace(avals_in=[of_offsets, of_entries, of_entries])
+    after = jax.vmap(partial(structure.transpose_in_order, size=size))
+    return plain_lowering(after, True, ctx, arrays)
+
+
+def _order(ctx: Any, keys: Any, size: int) -> Any:
+    """The order [B, nnz] of keys 0 .. size, as a stable sort gives it."""
+    each = ctx.avals_in[1]
+    batch, nnz = each.shape
+    totals = out_aval(each, (batch, plans.DIGITS), each.dtype)
+    counts = out_aval(each, (batch, plans.DIGITS, plans.tiles(nnz)), each.dtype)
+    lower = partial(launch.lower, ctx, compiler=nvrtc)
+    order = keys  # of the first digit it is not read
+    for shift in plans.shifts(size):
+        found = lower(plans.count_plan(batch, nnz, shift), [keys], [each], [counts])
+        starts = lower(plans.start_plan(batch, nnz), found, [counts], [counts, totals])
+        given, avals = [keys, order, *starts], [each, each, counts, totals]
+        keys, order = lower(plans.move_plan(batch, nnz, shift), given, avals, [each, each])
+    return order
 
 
 def _transposed_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -56,6 +94,7 @@ transpose_structure_p = define(
     abstract_eval=_transposed_eval,
     reference=_transposed_reference,
     cpu=_transposed_cpu,
+    cuda=_transposed_cuda,
     jvp=_transposed_jvp,
     transpose=None,
     batch=_transposed_batch,
@@ -95,10 +134,12 @@ valid_offsets_p = define(
 )
 
 
-@partial(jax.jit, static_argnames="size", inline=True)
-def transposed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple:
+@partial(jax.jit, static_argnames=("size", "schedule"), inline=True)
+def transposed(
+    offsets: jax.Array, indices: jax.Array, size: int, schedule: Schedule | None = None
+) -> tuple:
     operands = offsets[None], indices[None]
-    out = bind(transpose_structure_p, *operands, size=size, schedule=None)
+    out = bind(transpose_structure_p, *operands, size=size, schedule=schedule)
     return tuple(jnp.squeeze(x, 0) for x in out)
 
 

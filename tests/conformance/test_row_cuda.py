@@ -1,5 +1,5 @@
-"""The kernels of the row operations and of top_k compile for every architecture; launches are as
-planned."""
+"""The kernels of the row operations, of top_k and of the transposed structure compile for every
+architecture; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -14,6 +14,7 @@ from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_po
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
+from sgap_jax.launch import transpose_structure as transpose_cuda
 from sgap_jax.launch.top_k import select_plan, write_plan
 from sgap_jax.schedules.schedule import GRID_Z
 
@@ -221,3 +222,26 @@ def test_top_k_has_a_block_for_each_row_and_z_for_the_batch():
     assert call.grid == (90, 1, GRID_Z) and call.scalars == (90, 70, 8, 1 << 20)
     # The kernel is the same for all sizes.
     assert call.source == write_plan("float32", (1, 2, 3), 1).source
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_kernel_of_the_transposed_structure_spills(arch):
+    count, start = transpose_cuda.count_plan(1, 90, 0), transpose_cuda.start_plan(1, 90)
+    sources = [plan.source for plan in (count, start, transpose_cuda.move_plan(1, 90, 0))]
+    for kernel, (registers, stack, spills) in resources_of(sources, arch).items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= 64, kernel
+
+
+def test_the_transposed_structure_has_a_block_for_each_tile_and_z_for_the_batch():
+    tile = transpose_cuda.TILE
+    for entries, tiles in ((1, 1), (tile, 1), (tile + 1, 2), (2**31 - 1, 2**31 // tile)):
+        for plan in (transpose_cuda.count_plan, transpose_cuda.move_plan):
+            call = plan(1 << 20, entries, 8)
+            assert call.grid == (tiles, 1, GRID_Z) and call.scalars == (entries, 8, 1 << 20)
+            assert call.source == plan(1, 3, 0).source
+        start = transpose_cuda.start_plan(3, entries)
+        assert start.grid == (256, 1, 3) and start.scalars == (tiles, 3)
+    for size, digits in ((0, 1), (1, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 3)):
+        assert len(transpose_cuda.shifts(size)) == digits
+    assert list(transpose_cuda.shifts(2**31 - 1)) == [0, 8, 16, 24]

@@ -14,6 +14,7 @@ from sddmm_oracle import oracle as sampled_oracle
 from selection_oracle import KINDS, expected, same, scores_of
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
+from unchecked_structures import anything
 from vector_cases import encoded, vectors
 
 from sgap_jax import (
@@ -32,6 +33,8 @@ from sgap_jax import (
 )
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
+from sgap_jax.formats.structure import transpose_by_comparing
+from sgap_jax.primitives.structures import transposed
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.subwarp import LENGTHS
 
@@ -176,6 +179,18 @@ def test_top_k(dtype):
         scores = cast(scores_of(kind, m, n), dtype)
         A = select.top_k(scores, k, schedule=on_gpu())
         same([A.values, A.row_offsets, A.column_indices], expected(scores, k), f"{kind}, {m} x {n}")
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 70_000, 20_000_000])
+def test_transposed_structure(size):
+    """As the CPU has it, whatever the arrays hold."""
+    rng = np.random.default_rng(size)
+    for rows, nnz in some(((1, 1), (30, 2048), (700, 100_000)), 1):
+        for arrays in (anything(rng, rows, nnz, size), anything(rng, rows, nnz, 3)):
+            found = transposed(*arrays, size, on_gpu())
+            expected = transpose_by_comparing(*arrays, size)
+            for one, right in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
