@@ -123,7 +123,7 @@ def route(
 
     Works inside jit: the number of rows is static, the greatest that any choice can need,
     tokens * choices + min(experts, tokens * choices) (block - 1) rounded down to blocks. A stable
-    counting sort, on the CPU in linear time.
+    counting sort, on the CPU and on CUDA in linear time.
 
     Args:
       expert_of_token: integers [tokens] or [tokens, choices], traced or not. A token whose expert

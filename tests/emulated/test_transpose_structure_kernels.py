@@ -1,6 +1,7 @@
 """The kernels that sort entries for the transposed structure, run by the emulator, and their
 lowering for CUDA: the bits of the sort of plain JAX."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -127,9 +128,8 @@ def test_a_gradient_is_lowered_to_launches_without_a_sort(monkeypatch, tmp_path)
     arrays = jnp.ones(40), jnp.arange(10) * 4, jnp.arange(40), jnp.ones((300, 4))
     traced = jax.jit(jax.grad(loss, 3)).trace(*arrays)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    for kernel in ("Count", "Start", "Move"):
-        assert text.count(f'kernel = "_ZN4sgap{14 + len(kernel) + 1}Transpose{kernel}') in (0, 2)
-    assert text.count("custom_call @sgap_launch_v1") >= 6 and "stablehlo.sort" not in text
+    assert re.findall(r"Transpose(\w+?)Kernel", text) == ["Count", "Start", "Move"] * 2
+    assert "stablehlo.sort" not in text
 
 
 PLANTED = [

@@ -252,6 +252,7 @@ class Compiler:
             # A scan copies what a step takes of the scanned arrays, in one thunk with the slice.
             "copies": apart(thunks, "kCopy", "kDynamicSliceFusion"),
             "collectives": collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", text)),
+            "sorts": len(re.findall(r" sort\(", text)),
             "aliased": text.count("may-alias") + text.count("must-alias"),
             "operands": len(jax.tree.leaves(data)),
             "seconds": (between - start, end - between),

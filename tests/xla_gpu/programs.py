@@ -149,6 +149,9 @@ def cases():
         terms = dict(A=A.with_values(v), B=A.T.with_values(w))
         return evaluate("C(i,j) = A(i,j) + B(i,j)", pattern=A, **terms).values
 
+    def made_inside(A, v, B):
+        return spmm(SparseArray.from_arrays(v, A.row_offsets, A.column_indices, shape=A.shape), B)
+
     row = lambda f: lambda A, v: f(A.with_values(v))
     messages = lambda **how: lambda A, v, X: gspmm(A.with_values(v), X, **how)
     of_edges = lambda **how: lambda A, v, X: gspmm(A, X, values=v, **how)
@@ -251,6 +254,7 @@ def cases():
             dominant,
             (like(dominant), shape(256, 4)),
         ),
+        "spmm, made inside": Case(made_inside, csr, (like(csr), shape(K, N))),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }
     # With the work lists of calls and gradients.

@@ -1,4 +1,4 @@
-"""What XLA's GPU compiler makes of each operation: launches, command buffers, copies and
+"""What XLA's GPU compiler makes of each operation: launches, command buffers, copies, sorts and
 collectives."""
 
 import functools
@@ -69,6 +69,7 @@ LAUNCHES = {
     "aggregate max": (1, 2),
     "row_max edge vectors": (1, 4),
     "sparse_softmax edge vectors": (1, 2),
+    "spmm, made inside": (1, 9),  # three for each of two digits of the columns
     "spmm in pieces": (2, 5),
     "spmm in pieces, vectors": (2, 4),
     "spmm by nonzeros, skewed": (1, 3),
@@ -102,6 +103,7 @@ PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer",
 IN_TURN = ("evaluate", "evaluate at a pattern", "triangular_solve", "ilu")
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "spgemm in a capacity", "top_k", "attention in pieces", *IN_TURN)
+PLAIN += ("spmm, made inside",)
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
 SCATTERS = {"spmm blocks": 2}
 
@@ -145,7 +147,8 @@ def test_a_program(name):
     forward, gradient = LAUNCHES[name]
     expected = {way: gradient for way in of} | {"forward": forward}
     assert {way: one["launches"] for way, one in of.items()} == expected
-    assert {way: one["apart"] for way, one in of.items()} == dict.fromkeys(of, 0)
+    for none in ("apart", "sorts"):
+        assert {way: one[none] for way, one in of.items()} == dict.fromkeys(of, 0), none
     assert len(of) == (2 if name in in_two_ways else 6)
     if name not in PLAIN:  # a scan copies its counter
         copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
