@@ -290,9 +290,8 @@ def _greatest() -> Case:
 
 
 def _transposed() -> Case:
-    """The structure of the transpose, of keys with two digits in two tiles; the last entries are
-    padding."""
-    rows, columns, padding = 12, 300, 100
+    """The structure of the transpose, of entries in two tiles; the last ones are padding."""
+    rows, columns, padding = 12, 200, 100  # so few columns that they have one digit
     indices = np.random.default_rng(12).integers(0, columns, 2500).astype(np.int32)
     stored = len(indices) - padding
     offsets = (np.arange(rows + 1) * (stored // rows)).astype(np.int32)
