@@ -18,6 +18,9 @@ namespace sgap {
 // The greatest depth of a head: rows of one pass lie on the kernel's stack.
 constexpr int64_t kMostDepth = 4096;
 constexpr int64_t kMostOctetDepth = 512;  // of the kernels on matrix tiles
+// Of the kernels in blocks, which take rows of 32 and more together.
+constexpr int64_t kMostBlockDepth = 256;
+constexpr int64_t kMostBlockRows = 32;
 
 // Keys or values, [batch or 1, keys, key_heads, depth]: read where they are, or from copies.
 struct KeyRows {
@@ -48,6 +51,16 @@ struct ScoreTerms {
   double keep_scale;
 };
 
+// Where indices are of blocks of keys: key j is in block j / width.
+struct KeyBlocks {
+  int64_t width;           // 0: indices are of keys
+  int64_t count;           // blocks
+  const int32_t* offsets;  // [count + 1], of the rows of each block
+  const int32_t* rows;     // the block rows that see it, ascending
+  int64_t range;           // block rows of a task of the forward pass
+  void* states;            // of the rows of each head of a group, from block to block
+};
+
 // What both directions share.
 struct AttentionProblem {
   Dtype dtype;
@@ -64,6 +77,7 @@ struct AttentionProblem {
   double scale;
   bool is_causal;
   ScoreTerms terms;
+  KeyBlocks blocks;
   KeyRows k, v;
   int64_t copy_rows, copy_chunks;  // of the keys, in tasks of copying
 

@@ -105,6 +105,26 @@ void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Ac
   }
 }
 
+// What the scores of kRows rows and their slopes, dout . v, become: probabilities, times the
+// factors of dropout, and gradients of the scores.
+template <typename Acc, int kRows>
+void Differentiate(const BlockTerms<Acc, kRows>& terms, int padded, Vector<Acc, kLanes<Acc>> lse,
+                   Vector<Acc, kLanes<Acc>> delta, Acc* scores, Acc* slopes) {
+  constexpr int kSize = kLanes<Acc>;
+  using V = Vector<Acc, kSize>;
+  for (int i = 0; i < padded * kRows; i += kSize) {
+    const V x = ExpOfNegative<kSize>(Load<Acc, kSize>(scores + i) - lse);
+    V along = Load<Acc, kSize>(slopes + i), kept = x;
+    if (terms.Drops()) {
+      const V factor = terms.Kept(i);
+      along *= factor, kept *= factor;
+    }
+    const V slope = x * (along - delta);
+    Store<Acc, kSize>(scores + i, kept);
+    Store<Acc, kSize>(slopes + i, x == 0 ? V{} : slope);  // whatever a masked value holds
+  }
+}
+
 // Where dq of a head is added up over the phases, without the scale.
 template <typename T>
 struct PartialRows {

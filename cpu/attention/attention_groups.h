@@ -15,6 +15,7 @@ struct RowGroups {
   static constexpr int kMost = kMostGroupedRows / kRows;
   static constexpr int kMostKeys = 64;  // of a block: its scores and values stay in the cache
   static constexpr int kTogether = 4, kColumns = kVectorBytes == 64 ? 4 : 3;
+  static constexpr int kRowsTogether = kRows < 4 ? kRows : 4;
   static constexpr int kAhead = 8;  // how many keys ahead of its loads a product prefetches
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
@@ -71,7 +72,7 @@ struct RowGroups {
         }
       }
       const Acc* const from = in_place ? values[0] + first * kRows : panel;
-      for (int row = 0; row < seen.groups * kRows; row += kTogether) {
+      for (int row = 0; row < seen.groups * kRows; row += kRowsTogether) {
         const int group = row / kRows, own = seen.keys[group] < count ? seen.keys[group] : count;
         AddKeysAt<decltype(columns)::value>(weights + At(group, 0) + row % kRows, from,
                                             in_place ? depth : kWide, own,
@@ -154,14 +155,14 @@ struct RowGroups {
     }
   }
 
-  // kTogether rows of a group: weights [keys, kRows]; kOf vectors of values, `apart` from key to
-  // key.
+  // kRowsTogether rows of a group: weights [keys, kRows]; kOf vectors of values, `apart` from key
+  // to key.
   template <int kOf>
   static void AddKeysAt(const Acc* weights, const Acc* values, int64_t apart, int count,
                         Acc* target, int64_t stride) {
-    V sums[kTogether][kOf];
+    V sums[kRowsTogether][kOf];
 #pragma GCC unroll 4
-    for (int r = 0; r < kTogether; ++r) {
+    for (int r = 0; r < kRowsTogether; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) {
         sums[r][c] = Load<Acc, kRows>(target + r * stride + c * kRows);
@@ -172,14 +173,14 @@ struct RowGroups {
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kRows>(values + c * kRows);
 #pragma GCC unroll 4
-      for (int r = 0; r < kTogether; ++r) {
+      for (int r = 0; r < kRowsTogether; ++r) {
         const V weight = Everywhere(weights[r]);
 #pragma GCC unroll 4
         for (int c = 0; c < kOf; ++c) sums[r][c] += x[c] * weight;
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < kTogether; ++r) {
+    for (int r = 0; r < kRowsTogether; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) {
         Store<Acc, kRows>(target + r * stride + c * kRows, sums[r][c]);

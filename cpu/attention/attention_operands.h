@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cpu/attention/attention.h"
 #include "cpu/common/ffi_arguments.h"
@@ -34,11 +35,12 @@ struct TermOperands {
 
 using Terms = std::optional<TermOperands>;
 
-// The operands that both directions have, and whether they are for matrix tiles.
+// The operands that both directions have, and which kernels they are for.
 struct Operands {
   ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
   int64_t vector_length;
   bool octets;
+  int64_t block_width;  // 0: indices are of keys, not of blocks of them
   Window window;
   const Terms& terms;
 
@@ -57,11 +59,29 @@ struct Operands {
   }
 };
 
-// What a call owns of its operands: a valid structure, and the bias at the vectors of that.
+// What a call owns of its operands: a valid structure, the rows that see each of its blocks, and
+// the bias at its vectors.
 struct StructureAndBias {
   ValidStructure structure;
+  std::vector<int32_t> block_offsets, block_rows;
   std::unique_ptr<char[]> bias;
 };
+
+// Lists the rows of a valid structure that see each of its blocks, in their order.
+inline void ListBlockRows(const Structure& structure, StructureAndBias* owned) {
+  const int32_t *offsets = structure.offsets, *indices = structure.indices;
+  std::vector<int32_t>& places = owned->block_offsets;
+  places.assign(structure.size + 1, 0);
+  owned->block_rows.resize(offsets[structure.rows]);
+  for (int64_t p = 0; p < offsets[structure.rows]; ++p) ++places[indices[p]];
+  int32_t end = 0;
+  for (int32_t& place : places) place = end += place;
+  for (int64_t row = structure.rows - 1; row >= 0; --row) {  // from the back: places become begins
+    for (int64_t p = offsets[row]; p < offsets[row + 1]; ++p) {
+      owned->block_rows[--places[indices[p]]] = int32_t(row);
+    }
+  }
+}
 
 inline ffi::DataType WideType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
 
@@ -137,6 +157,13 @@ inline std::string Check(const Operands& in, int64_t batch) {
   if (!(error = Mismatch("indices", in.indices, ffi::S32, {kAnySize})).empty()) return error;
   const int64_t blocks = (rows + in.vector_length - 1) / in.vector_length;
   if (!(error = Mismatch("offsets", in.offsets, ffi::S32, {blocks + 1})).empty()) return error;
+  if (in.block_width > 0) {
+    if (in.vector_length > kMostBlockRows) return "expected blocks of at most 32 rows";
+    for (const int64_t depth : {in.q.dimensions()[3], in.v.dimensions()[3]}) {
+      if (depth > kMostBlockDepth) return "expected heads of at most 256 numbers";
+    }
+    if (!Absent(in.bias) || in.terms) return "bias: expected none where indices are of blocks";
+  }
   if (!Absent(in.bias)) {
     const auto shape = in.bias.dimensions();
     const int64_t stored = in.indices.dimensions()[0] * in.vector_length;
@@ -225,11 +252,17 @@ inline AttentionProblem Describe(const Operands& in, double scale, bool is_causa
   out.scale = scale;
   out.is_causal = is_causal;
   out.terms = DescribeTerms(in);
-  const int64_t blocks = in.offsets.dimensions()[0] - 1;
+  const int64_t rows = in.offsets.dimensions()[0] - 1, width = in.block_width;
+  const int64_t columns = width > 0 ? out.keys / width + (out.keys % width != 0) : out.keys;
   owned->structure =
-      ValidStructure({Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
+      ValidStructure({Ints(in.offsets), Ints(in.indices), nullptr, rows, out.vectors, columns});
   out.offsets = owned->structure.view().offsets;
   out.indices = owned->structure.view().indices;
+  if (width > 0) {
+    ListBlockRows(owned->structure.view(), owned);
+    out.blocks = {width, columns, owned->block_offsets.data(), owned->block_rows.data(),
+                  0,     nullptr};
+  }
   if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
     // What the window has of a bias is in one piece, as the window's sequences or heads are.
     const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);

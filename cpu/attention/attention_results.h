@@ -1,4 +1,5 @@
-// How forward attention ends: out and lse of rows, from their sums or from those of their pieces.
+// What the forward kernels share: the softmax of a block of scores, and how a row ends: out and lse
+// from its sums or from those of its pieces.
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
@@ -14,6 +15,68 @@ struct RowState {
   Acc* totals;
   int64_t depth;
 };
+
+// Bits r * kPart.
+template <int kRows, int kPart>
+constexpr uint32_t kFirstLanes = kFirstLanes<kRows - 1, kPart> << kPart | 1;
+template <int kPart>
+constexpr uint32_t kFirstLanes<0, kPart> = 0;
+
+// The softmax of kRows rows in one pass: takes the scores of a block of keys into the statistics of
+// the rows, whose sums then are relative to the new peak, and makes exp(s - peak) of them.
+template <typename Acc, int kRows>
+void AddBlock(const BlockTerms<Acc, kRows>& terms, int padded, Acc* scores,
+              Vector<Acc, kLanes<Acc>>* peak, Vector<Acc, kLanes<Acc>>* total, Acc* sums,
+              int64_t depth) {
+  using Tile = AttentionTile<Acc, kRows>;
+  using V = typename Tile::V;
+  constexpr int kSize = Tile::kSize, kPart = Tile::kPart;
+  constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  // Several at a time: one maximum after the other would take as long as the exponentials.
+  constexpr int kChains = kGroupsRows && kRows == kSize ? 4 : 1;
+  V found[kChains];
+  for (int u = 0; u < kChains; ++u) found[u] = *peak;
+  for (int i = 0; i < padded * kRows; i += kChains * kSize) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kChains; ++u) {
+      const V s = Load<Acc, kSize>(scores + i + u * kSize);
+      found[u] = s > found[u] ? s : found[u];
+    }
+  }
+  V greatest = found[0];
+  for (int u = 1; u < kChains; ++u) greatest = found[u] > greatest ? found[u] : greatest;
+  greatest = Tile::GreatestOfRow(greatest);
+  // Under a peak of -inf all terms are zero, but for NaN.
+  const V shift = greatest == kLeast ? V{} : greatest;
+  const V shrink = *peak == kLeast ? V{} : ExpOfNegative<kSize>(*peak - shift);
+  V sum = *total * shrink;
+  // Of the lanes that shrink the first of each row. Rows one after the other would each be a branch
+  // that is often mispredicted.
+  uint32_t rest = ~LanesFrom<Acc, kSize>(shrink, 1) & kFirstLanes<kRows, kPart>;
+  for (; rest != 0; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    Acc* own = sums + lane / kPart * depth;
+    const Acc factor = shrink[lane];
+    for (int64_t d = 0; d < depth; d += kSize) {
+      Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) * factor);
+    }
+  }
+  *peak = greatest;
+  constexpr int kTogether = kChains == 1 ? 1 : 2;
+  for (int i = 0; i < padded * kRows; i += kTogether * kSize) {
+    V x[kTogether];
+    for (int u = 0; u < kTogether; ++u) x[u] = Load<Acc, kSize>(scores + i + u * kSize) - shift;
+    ExpOfNegatives<kSize, kTogether>(x);
+    for (int u = 0; u < kTogether; ++u) {
+      Store<Acc, kSize>(scores + i + u * kSize, x[u]);
+      sum += x[u];
+    }
+  }
+  *total = sum;
+  for (int i = 0; terms.Drops() && i < padded * kRows; i += kSize) {
+    Store<Acc, kSize>(scores + i, Load<Acc, kSize>(scores + i) * terms.Kept(i));
+  }
+}
 
 template <typename Acc>
 Acc ExpOfDifference(Acc x, Acc peak) {

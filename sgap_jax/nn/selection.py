@@ -119,14 +119,17 @@ def select_blocks(
     (_, L, *_), S = q.shape, k.shape[1]
     means = _blocks(k, block_size, lengths)
     rows, blocks = -(-L // query_block), means.shape[1]
-    scores = _block_scores(_blocks(_of_groups(q, k.shape[2]), query_block, None), means)
+    queries = _blocks(_of_groups(q, k.shape[2]), query_block, None)
     own = structure.positions(rows) * query_block // block_size
     limits = own + 1 if is_causal else jnp.full(rows, blocks, jnp.int32)
     if lengths is not None:
         present = (jnp.clip(lengths, 0, S) + block_size - 1) // block_size
         limits = jnp.minimum(limits[None], present[:, None])
     options: Any = dict(format=BCSR(query_block, block_size), shape=(L, S))
-    return _top_blocks(scores, num_blocks, limits, own, **options)
+    # As a pair: of many rows the scores are computed a tile at a time, and never held as a whole.
+    wide = jnp.result_type(queries, means)
+    pair = queries.astype(wide), means.astype(wide)
+    return _top_blocks(pair, num_blocks, limits, own, **options)
 
 
 def _of_groups(q: jax.Array, groups: int) -> jax.Array:
@@ -157,18 +160,24 @@ def _block_scores(queries: jax.Array, means: jax.Array) -> jax.Array:
 
 
 def _top_blocks(
-    scores: jax.Array, count: int, limits: jax.Array, own: jax.Array, **options: Any
+    scores: jax.Array | tuple[jax.Array, jax.Array],
+    count: int,
+    limits: jax.Array,
+    own: jax.Array,
+    **options: Any,
 ) -> SparseArray:
     """The first block, each row's own and the best of the others before limits [rows] or
-    [B, rows]."""
-    block = structure.positions(scores.shape[3])[None]
-    keep = (block == own[:, None]) | (block == 0)
+    [B, rows]: of scores [B, Hk, rows, blocks], or of a pair [B, rows, Hk, D] and
+    [B, blocks, Hk, D] whose products they are."""
 
-    def of_sequence(scores: jax.Array, limits: jax.Array) -> SparseArray:
-        def of_group(scores: jax.Array) -> SparseArray:
+    def keep(rows: jax.Array, blocks: jax.Array) -> jax.Array:
+        return (blocks == own[rows]) | (blocks == 0)
+
+    def of_sequence(scores: Any, limits: jax.Array) -> SparseArray:
+        def of_group(scores: Any) -> SparseArray:
             return top_k(scores, count, lengths=limits, keep=keep, **options)
 
-        return jax.vmap(of_group)(scores)
+        return jax.vmap(of_group, in_axes=1 if isinstance(scores, tuple) else 0)(scores)
 
     return jax.vmap(of_sequence, in_axes=(0, None if limits.ndim == 1 else 0))(scores, limits)
 

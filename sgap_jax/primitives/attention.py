@@ -12,6 +12,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.stored import PreparedTranspose
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_unfused as unfused
 from sgap_jax.primitives._define import (
@@ -42,6 +43,7 @@ from sgap_jax.primitives.attention_arguments import (
 from sgap_jax.primitives.attention_primitives import attention_p
 from sgap_jax.primitives.attention_unfused import Forward, absent
 from sgap_jax.schedules import Schedule, Unfused
+from sgap_jax.schedules.cpu import meets_blocks
 
 
 @overload
@@ -168,16 +170,12 @@ def sparse_attention(
     return_lse = check_flag(return_lse, "return_lse", op)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
     leading = leading_axes(pattern) if isinstance(pattern, SparseArray) else ()
-    for i, one in enumerate(heads):
+    for one in heads:
         if not leading:
             check_sparse(op, "pattern", one)
         blocks = one.format.modes[0] == 0 and len(one.format.block_shape) == 2
-        if blocks and bias is None:
-            split = split_blocks
-            for _ in leading:
-                split = jax.vmap(split)
-            one = heads[i] = split(one)
-        if one.format != CSR and one.format != CVS(one.format.vector_length or 1):
+        columns = one.format == CSR or one.format == CVS(one.format.vector_length or 1)
+        if not columns and not (blocks and bias is None):
             nearest = CVS(one.format.block_shape[0]) if blocks else CSR
             raise NotImplementedError(
                 f"{op}: pattern: no kernel for {one.format}{' with a bias' if blocks else ''}; "
@@ -197,6 +195,7 @@ def sparse_attention(
     else:
         number = float(scale)
     sinks = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))
+    softcap = as_softcap(op, softcap)
     terms = as_terms(
         op,
         q,
@@ -210,9 +209,12 @@ def sparse_attention(
         dropout_rng=dropout_rng,
         broadcast_dropout=broadcast_dropout,
     )
+    plain = schedule is None and score_mod is None and not softcap
+    plain = plain and all(map(absent, terms.values()))
+    heads = _in_columns(heads, plain, max(q.shape[3], v.shape[3]), q.dtype.name)
     terms["lengths"] = as_lengths(op, key_value_seq_lengths, q.shape[0])
     params = dict(scale=number, is_causal=is_causal, schedule=schedule)
-    params |= dict(softcap=as_softcap(op, softcap), dropout=dropout_rate)
+    params |= dict(softcap=softcap, dropout=dropout_rate)
     compute: Any = _attention
     if score_mod is not None:
         check_score_mod(op, score_mod)
@@ -248,6 +250,28 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
+def _in_columns(
+    patterns: Sequence[SparseArray], plain: bool, width: int, dtype: str
+) -> list[SparseArray]:
+    """The patterns, in which those of blocks become column vectors but where a kernel takes them
+    block by block: in `plain` calls, without terms that only kernels of vectors have."""
+    found: dict[int, SparseArray] = {}
+    for one in patterns:
+        block = one.format.block_shape
+        listed = isinstance(one.transposed, PreparedTranspose) and one.transposed.lists
+        kept = len(block) < 2 or (
+            plain and not listed and meets_blocks(one.shape, block, width, dtype)
+        )
+        if kept:
+            found[id(one)] = one
+        elif id(one) not in found:
+            split = split_blocks
+            for _ in leading_axes(one):
+                split = jax.vmap(split)
+            found[id(one)] = split(one)
+    return [found[id(one)] for one in patterns]
+
+
 def _computed(
     q: Any,
     k: Any,
@@ -270,6 +294,9 @@ def _computed(
     index_arrays = dict(zip(names, arrays(pattern), strict=True))
     operands = Forward(q=q, k=k, v=v, bias=bias, sinks=sinks, **terms, **index_arrays)
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
+    if len(pattern.format.block_shape) == 2:
+        length, width = pattern.format.block_shape
+        params |= dict(vector_length=length, block_width=width)
     params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
     params |= dict(softcap=softcap, dropout=dropout) | static_of(pattern)
     if isinstance(schedule, Unfused):

@@ -35,12 +35,14 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
 from sgap_jax.schedules import CpuTile, OctetTile, Schedule
-from sgap_jax.schedules.cpu import AttentionPlan, attention_plan
+from sgap_jax.schedules.cpu import AttentionPlan, attention_plan, block_pieces
 from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_TASK, check_depth
 
 # The operands of the three primitives are `Forward`, `Tangent` and `Backward` of
 # attention_unfused.py, which has their shapes. Their index arrays are of one structure, or of
-# several, [S, ...]: see `by_structure` there. attention_tangent_p is the derivative of
+# several, [S, ...]: see `by_structure` there; with the parameter `block_width` they are those of
+# BCSR(vector_length, block_width), which only the CPU has kernels for: elsewhere calls are on
+# column vectors. attention_tangent_p is the derivative of
 # attention_p; its transpose is attention_backward_p, which has a kernel. Other derivatives are
 # computed unfused.
 
@@ -121,9 +123,15 @@ def _cpu(
     softcap: float,
     dropout: float,
     statistics: Any = None,
+    block_width: int | None = None,
     **of: Any,
 ) -> Any:
     avals = Forward(*ctx.avals_in)
+    if block_width is not None:
+        given, attrs = unfused.of_kernel(Forward, operands), dict(vector_length=vector_length)
+        return ffi_lowering(
+            "sgap_attention_blocks_v1", ctx, given, block_width=block_width, **attrs, **of
+        )
     terms = unfused.has_terms(avals, softcap)
     tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule, terms)
     if isinstance(tile, OctetTile):
@@ -158,14 +166,21 @@ def _backward_cpu(
     dropout: float,
     wrt_terms: bool,
     statistics: Any = None,
+    block_width: int | None = None,
     **of: Any,
 ) -> Any:
     avals = Backward(*ctx.avals_in)
-    terms = unfused.has_terms(avals, softcap)
-    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule, terms)
-    attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces)
-    attrs |= dict(pack=plan.backward_packed)
-    kind = "octet" if isinstance(tile, OctetTile) else "cvs"
+    terms, batch = unfused.has_terms(avals, softcap), ctx.avals_out[0].shape[0]
+    if block_width is None:
+        tile, plan = _plan(avals, batch, shape, vector_length, schedule, terms)
+        attrs: dict = dict(pieces=plan.pieces, pack=plan.backward_packed)
+        kind = "octet" if isinstance(tile, OctetTile) else "cvs"
+    else:
+        calls = batch * structures_of_lowering()
+        pieces = block_pieces(shape, (vector_length, block_width), calls, avals.k.shape[2])
+        attrs = dict(pieces=pieces, block_width=block_width)
+        kind = "blocks"
+    attrs |= dict(vector_length=vector_length or 1)
     target, given = f"sgap_attention_backward_{kind}_v1", unfused.of_kernel(Backward, operands)
     if not terms:
         *results, _, _ = ctx.avals_out
@@ -177,10 +192,11 @@ def _backward_cpu(
 
 
 def _of_each_structure(primitive: Any, plain: Any, of: type) -> Any:
-    """`plain`, a lowering in plain JAX; for several structures the primitive, mapped over them."""
+    """`plain`, a lowering in plain JAX; for several structures the primitive, mapped over them, and
+    for blocks the primitive of column vectors."""
 
     def lowered(*operands: Any, **params: Any) -> Any:
-        if operands[-1].ndim == 1:
+        if operands[-1].ndim == 1 and "block_width" not in params:
             return plain(*operands, **params)
         return unfused.by_structure(partial(bind, primitive), of)(*operands, **params)
 
@@ -188,10 +204,12 @@ def _of_each_structure(primitive: Any, plain: Any, of: type) -> Any:
 
 
 def _of_one_structure(launch: Any) -> Any:
-    """`launch`, a lowering to CUDA, for one structure only."""
+    """`launch`, a lowering to CUDA, for one structure only, and not for blocks."""
 
     def cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
-        return None if len(ctx.avals_in[-1].shape) > 1 else launch(ctx, *operands, **params)
+        if len(ctx.avals_in[-1].shape) > 1 or "block_width" in params:
+            return None
+        return launch(ctx, *operands, **params)
 
     return cuda
 
@@ -209,16 +227,22 @@ def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tu
     return batch_rule(primitive, data, [*own, *every], [*axes, *[None] * len(every)], **params)
 
 
+def _grid(params: dict) -> tuple[int, int]:
+    """The rows, and the columns that indices are of: keys, or blocks of them."""
+    (rows, keys), width = params["shape"], params.get("block_width", 1)
+    return rows, -(-keys // width)
+
+
 def _compact(*operands: Any, **params: Any) -> list:
     x, arrays = Forward(*operands), operands[-unfused.STRUCTURE :]
-    compact, entry, _ = compact_structure(params["shape"], params["vector_length"], arrays)
+    compact, entry, _ = compact_structure(_grid(params), params["vector_length"], arrays)
     x = x if absent(x.bias) else x._replace(bias=x.bias[:, :, entry])
     return bind(attention_p, *unfused.data(x), *compact, **params | {"checked": True})
 
 
 def _backward_compact(*operands: Any, **params: Any) -> list:
     x, arrays = Backward(*operands), operands[-unfused.STRUCTURE :]
-    compact, entry, place = compact_structure(params["shape"], params["vector_length"], arrays)
+    compact, entry, place = compact_structure(_grid(params), params["vector_length"], arrays)
     x = x if absent(x.bias) else x._replace(bias=x.bias[:, :, entry])
     checked = params | {"checked": True}
     *grads, dbias, dslopes, dtable = bind(

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.levels import BCSR, CSR, CVS
 from sgap_jax.formats.structure import as_fields, positions, well_formed
 from sgap_jax.primitives._define import accumulator, derived, joint_batch, row_of_entry
 from sgap_jax.primitives._partition import Axes
@@ -203,9 +203,9 @@ def by_structure(function: Callable, of: Any) -> Callable:
     sequence and the same number of heads of keys for each structure."""
 
     def mapped(*operands: Any, **params: Any) -> list:
-        own, arrays = operands[:-STRUCTURE], operands[-STRUCTURE:]
+        own, arrays, params = in_columns(operands, params)
         if arrays[0].ndim == 1:
-            return function(*operands, **params)
+            return function(*own, *arrays, **params)
         batch = joint_batch(*(x.shape[0] for x in own))
         if batch == 0:
             return function(*own, *(jnp.zeros(x.shape[1:], x.dtype) for x in arrays), **params)
@@ -223,6 +223,30 @@ def by_structure(function: Callable, of: Any) -> Callable:
         return [_together(x, axis) for x, axis in zip(found, axes, strict=True)]
 
     return mapped
+
+
+def in_columns(operands: tuple, params: dict) -> tuple[tuple, tuple, dict]:
+    """(the operands without the structure, its index arrays, the parameters), where a structure of
+    blocks, `block_width` keys each, has become one of column vectors."""
+    own, arrays = operands[:-STRUCTURE], tuple(operands[-STRUCTURE:])
+    width = params.get("block_width")
+    if width is None:
+        return own, arrays, params
+    params = {name: x for name, x in params.items() if name != "block_width"}
+    block = params["vector_length"], width
+    split: Any = partial(_split, shape=params["shape"], block=block, checked=params["checked"])
+    return own, (split if arrays[0].ndim == 1 else jax.vmap(split))(*arrays), params
+
+
+@partial(jax.jit, static_argnames=("shape", "block", "checked"), inline=True)
+def _split(
+    *arrays: Any, shape: tuple[int, int], block: tuple[int, int], checked: bool
+) -> tuple[Any, ...]:
+    offsets, indices, *transposed = arrays
+    fields = as_fields(((), (offsets, indices)), tuple(transposed), checked=checked)
+    values = jnp.zeros((indices.shape[0], *block), jnp.int8)  # nothing reads them
+    split = vectors.split_blocks(SparseArray(values, **fields, shape=shape, format=BCSR(*block)))
+    return (*split.index_arrays[1], *split.transposed)
 
 
 def _apart(x: Any, axis: int | None, count: int) -> Any:

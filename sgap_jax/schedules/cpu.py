@@ -285,6 +285,10 @@ _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
 # Bytes of a register -> the fewest rows of a column vector with which a block row is a task.
 _LONG_VECTORS = {32: 2, 64: 32}
+# BCSR(r, c) block after block: r at most (cpu/attention/attention.h), c and the queries at least,
+# and the features of a head at most.
+_BLOCK_ROWS, _BLOCK_KEYS, _BLOCK_QUERIES, _BLOCK_DEPTH = 16, 8, 256, 256
+_OCTET_ROWS = 4  # of a vector that matrix tiles take
 _WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
@@ -399,6 +403,25 @@ def attention_plan(
     if key_pieces == 1:
         return plan
     return dataclasses.replace(plan, key_pieces=key_pieces, nonzeros=_PIECE_USES * keys)
+
+
+def meets_blocks(shape: tuple[int, int], block: tuple[int, ...], width: int, dtype: str) -> bool:
+    """Whether attention over BCSR(r, c) runs block after block, each with all the rows that see it
+    (cpu/attention/attention_blocks.h), rather than row after row: with few rows r, which each would
+    load the keys of their blocks again. `width`: features of a head. Sizes: see `_BLOCK_KEYS`."""
+    rows, keys = shape
+    height, columns = block
+    known = isinstance(rows, Integral) and isinstance(keys, Integral)
+    tiles = dtype == "bfloat16" and height >= _OCTET_ROWS and this_machine().matrix_tiles
+    fits = height <= _BLOCK_ROWS and columns >= _BLOCK_KEYS and width <= _BLOCK_DEPTH
+    return known and fits and not tiles and rows >= _BLOCK_QUERIES
+
+
+def block_pieces(shape: tuple[int, int], block: tuple[int, int], batch: int, key_heads: int) -> int:
+    """How many pieces the backward pass cuts the rows, and the blocks of keys, into."""
+    most = min(-(-size // of) for size, of in zip(shape, block, strict=True))
+    sequences = batch if isinstance(batch, Integral) else 1
+    return _pieces(max(sequences * key_heads, 1), most)
 
 
 def _pieces_of(problem: Problem, batch: int, key_heads: int) -> int:

@@ -14,6 +14,7 @@ import pytest
 from kernel_results import all_cases
 
 from sgap_jax import (
+    BCSR,
     COO,
     CVS,
     OctetTile,
@@ -86,6 +87,9 @@ def programs():
     attention = lambda q, A: sparse_attention(q, q, q, A, **octets).sum()
     A = SparseArray.from_dense(np.ones((8, 8), jax.numpy.bfloat16), format=CVS(8))
     yield jax.grad(attention), (np.ones((8, 1, 8), jax.numpy.bfloat16), A)
+    blocks = SparseArray.from_dense(np.ones((256, 16), np.float32), format=BCSR(1, 16))
+    in_blocks = lambda q, k, A: sparse_attention(q, k, k, A).sum()
+    yield jax.grad(in_blocks), (*(np.ones((n, 1, 8), np.float32) for n in (256, 16)), blocks)
     terms = dict(softcap=2.0, segment_ids=np.zeros(3, int), dropout_rate=0.5, dropout_rng=0)
     with_terms = lambda q, slopes, table, A: sparse_attention(
         q, q, q, A, alibi_slopes=slopes, relative_bias=table, query_offset=1, **terms
