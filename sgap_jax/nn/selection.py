@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import BCSR, CSR
+from sgap_jax.formats.levels import BCSR, CSR, Format
 from sgap_jax.nn.decoding import next_index, next_positions
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention import sparse_attention
@@ -135,6 +135,8 @@ def select_blocks(
 def _of_groups(q: jax.Array, groups: int) -> jax.Array:
     """[B, L, Hk, D]: the mean of q over the heads of each group."""
     q = q.astype(accumulator(q.dtype))
+    if q.shape[2] == groups:  # XLA would write q once more
+        return q
     return q.reshape(*q.shape[:2], groups, q.shape[2] // groups, q.shape[3]).mean(3)
 
 
@@ -145,6 +147,8 @@ def _blocks(x: jax.Array, size: int, lengths: jax.Array | None) -> jax.Array:
     count, wide = -(-L // size), accumulator(x.dtype)
     ends = jnp.full(1, L, jnp.int32) if lengths is None else jnp.clip(lengths, 0, L)
     x = x.astype(wide)
+    if size == 1 and lengths is None:
+        return x
     if lengths is not None:  # XLA would write all of x once more
         inside = structure.positions(L)[None] < ends[:, None]
         x = jnp.where(inside[..., None, None], x, jnp.zeros((), wide))
@@ -170,16 +174,30 @@ def _top_blocks(
     [B, rows]: of scores [B, Hk, rows, blocks], or of a pair [B, rows, Hk, D] and
     [B, blocks, Hk, D] whose products they are."""
 
-    def keep(rows: jax.Array, blocks: jax.Array) -> jax.Array:
-        return (blocks == own[rows]) | (blocks == 0)
-
     def of_sequence(scores: Any, limits: jax.Array) -> SparseArray:
         def of_group(scores: Any) -> SparseArray:
-            return top_k(scores, count, lengths=limits, keep=keep, **options)
+            return _top_of_group(scores, limits, own, count=count, **options)
 
         return jax.vmap(of_group, in_axes=1 if isinstance(scores, tuple) else 0)(scores)
 
     return jax.vmap(of_sequence, in_axes=(0, None if limits.ndim == 1 else 0))(scores, limits)
+
+
+@structure.in_auto_axes
+@partial(jax.jit, static_argnames=("count", "format", "shape"), inline=True)
+def _top_of_group(
+    scores: Any,
+    limits: jax.Array,
+    own: jax.Array,
+    *,
+    count: int,
+    format: Format = CSR,
+    shape: tuple[int, int] | None = None,
+) -> SparseArray:
+    def keep(rows: jax.Array, blocks: jax.Array) -> jax.Array:
+        return (blocks == own[rows]) | (blocks == 0)
+
+    return top_k(scores, count, lengths=limits, keep=keep, format=format, shape=shape)
 
 
 def decode_blocks(

@@ -246,6 +246,7 @@ def _split(
     fields = as_fields(((), (offsets, indices)), tuple(transposed), checked=checked)
     values = jnp.zeros((indices.shape[0], *block), jnp.int8)  # nothing reads them
     split = vectors.split_blocks(SparseArray(values, **fields, shape=shape, format=BCSR(*block)))
+    assert split.transposed is not None
     return (*split.index_arrays[1], *split.transposed)
 
 

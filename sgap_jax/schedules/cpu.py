@@ -405,7 +405,7 @@ def attention_plan(
     return dataclasses.replace(plan, key_pieces=key_pieces, nonzeros=_PIECE_USES * keys)
 
 
-def meets_blocks(shape: tuple[int, int], block: tuple[int, ...], width: int, dtype: str) -> bool:
+def meets_blocks(shape: tuple[int, ...], block: tuple[int, ...], width: int, dtype: str) -> bool:
     """Whether attention over BCSR(r, c) runs block after block, each with all the rows that see it
     (cpu/attention/attention_blocks.h), rather than row after row: with few rows r, which each would
     load the keys of their blocks again. `width`: features of a head. Sizes: see `_BLOCK_KEYS`."""

@@ -18,6 +18,7 @@ from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 SELECTED = "sgap_jax.select"  # names structures that derivatives use again
 _TILE_SCORES, _LEAST_ROWS = 1 << 20, 16  # of a tile
+_MOST_ROWS = 1024  # of few columns: several selections may be mapped, and share the cache then
 # Rows under a diagonal are cut into so many bands, each as wide as its last row; every band is a
 # loop of its own in the program.
 _CAUSAL_BANDS = 4
@@ -115,7 +116,8 @@ def bands(scores: Scores, grid: tuple[int, int], causal: bool) -> list[Band]:
     m, n = grid
     if not scores.in_tiles:
         return [Band(0, 1, m, n)]
-    count = max(-(-m // max(_TILE_SCORES // max(n, 1), _LEAST_ROWS)), 1)
+    fit = min(max(_TILE_SCORES // max(n, 1), _LEAST_ROWS), _MOST_ROWS)
+    count = max(-(-m // fit), 1)
     rows, parts = -(-m // count), min(count, _CAUSAL_BANDS) if causal else 1
     found = []
     for part in range(parts):
@@ -128,12 +130,15 @@ def bands(scores: Scores, grid: tuple[int, int], causal: bool) -> list[Band]:
 def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int) -> Any:
     """The results of function(tile) for each tile of a band, stacked along a new first axis."""
 
+    symbolic = export.is_symbolic_dim(m)
+    whole = not symbolic and band.first + band.tiles * band.rows <= m  # no tile ends past row m
+
     def of_tile(first: Any) -> Any:
         row = first + structure.positions(band.rows)
         rows = jnp.minimum(row, m - 1)
         limits = jnp.where(row < m, scores.limits[rows], 0) if m else scores.limits
         columns = structure.positions(band.columns)
-        own = _scores_of(what, scores.source, rows, columns)
+        own = _scores_of(what, scores.source, rows, columns, first if whole else None)
         ranked = jax.lax.stop_gradient(own)
         if scores.keep is not None:
             kept = _kept(what, scores.keep, first, rows, columns, band.tiles)
@@ -266,7 +271,10 @@ def _broadcast_to_grid(what: str, name: str, x: Any, grid: tuple[int, ...]) -> j
     return jnp.reshape(x, (1,) * (2 - x.ndim) + x.shape)
 
 
-def _scores_of(what: str, source: Any, rows: jax.Array, columns: jax.Array) -> jax.Array:
+def _scores_of(
+    what: str, source: Any, rows: jax.Array, columns: jax.Array, first: jax.Array | None = None
+) -> jax.Array:
+    """[r, c]; `first` is that of rows that follow each other, else None."""
     if callable(source):
         got = as_numbers(what, "scores(rows, columns)", source(rows, columns))
         if got.shape != (rows.shape[0], columns.shape[0]):
@@ -278,8 +286,11 @@ def _scores_of(what: str, source: Any, rows: jax.Array, columns: jax.Array) -> j
         return got
     if isinstance(source, tuple):
         q, keys = source
+        # A slice where there can be one: XLA gathers from a copy of all rows.
+        count = rows.shape[0]
+        q = q[rows] if first is None else jax.lax.dynamic_slice_in_dim(q, first, count)
         # Only to rank: sddmm gives the values and their derivatives.
-        q, keys = jax.lax.stop_gradient((q[rows], keys[: columns.shape[0]]))
+        q, keys = jax.lax.stop_gradient((q, keys[: columns.shape[0]]))
         return jax.lax.dot_general(
             q, keys, (((1,), (1,)), ((), ())), preferred_element_type=accumulator(q.dtype)
         )
