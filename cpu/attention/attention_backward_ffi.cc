@@ -177,7 +177,7 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
     call->dtable = of_terms.Asked(table) ? in.From(*table, in.FirstHead(), range) : nullptr;
   }
   args.group = args.batch * args.key_heads;
-  if (sums && !(pack && SharesKeys(in, args.batch))) {
+  if (sums && (block_width > 0 || !(pack && SharesKeys(in, args.batch)))) {
     args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
   }
   const int64_t copies = pack ? CopiesBytes(in, args) : 0;

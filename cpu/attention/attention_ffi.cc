@@ -100,7 +100,11 @@ ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer 
   args.group = args.batch * args.key_heads;
   if (pack) {
     const int64_t bytes = kOctets ? HeadBytes(args) / 2 : HeadBytes(args) + state_bytes;
-    if (!SharesKeys(in, args.batch)) args.group = GroupSize(args, bytes, tasks, threads);
+    // Of blocks the states of rows, which nothing shares, take more memory than what would be
+    // shared.
+    if (block_width > 0 || !SharesKeys(in, args.batch)) {
+      args.group = GroupSize(args, bytes, tasks, threads);
+    }
     const int64_t copies = CopiesBytes(in, args);
     call->memory =
         AcquireWorkspace(size_t(std::max<int64_t>(copies + args.group * state_bytes, 64)));

@@ -112,8 +112,9 @@ class BlockSparseAttention(SelectedAttention):
       num_blocks: how many blocks a query sees at most, at least 2.
       query_block: how many queries select together, a divisor of the block size. With 1 each query
         selects for itself, as in MoBA and NSA: causal, and decoding gives the outputs of a whole
-        pass. With more, a pattern of blocks (`BCSR(query_block, block_size)`) is faster, but what
-        a query sees depends on the later queries of its block: for encoders and prompts.
+        pass. With more, a pattern of blocks (`BCSR(query_block, block_size)`) is selected faster
+        and has fewer indices, but what a query sees depends on the later queries of its block: for
+        encoders and prompts.
       schedule: of `sparse_attention` over whole sequences.
 
     Called with (inputs [..., length, in_features]) and the keywords is_causal (default True: keys

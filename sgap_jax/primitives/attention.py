@@ -146,9 +146,10 @@ def sparse_attention(
         `Unfused` does, keeps a score for each stored entry, and may use arrays from outside, which
         get derivatives. Not for a pattern with leading axes.
       return_lse: return (O, lse).
-      schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, for
-        bfloat16 in vectors of 4 to 32 rows an `OctetTile` (`tile_n=32, tile_k=64`) on the CPU, or
-        on CUDA an `AttentionTile`.
+      schedule: None for the default, which on the CPU takes BCSR(r, c) with few rows r block after
+        block, and else as column vectors; `Unfused()`, `Reference()`, a `CpuTile` of some
+        nonzeros, for bfloat16 in vectors of 4 to 32 rows an `OctetTile` (`tile_n=32, tile_k=64`) on
+        the CPU, or on CUDA an `AttentionTile`.
 
     Returns:
       O [B, L, H, Dv] ([L, H, Dv] as q) in the promoted dtype of q, k and v. Scores, probabilities

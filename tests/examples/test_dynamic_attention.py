@@ -74,11 +74,11 @@ def words(size, seed):
 
 @pytest.mark.tier("all")
 def test_language_models_with_selections_reach_the_accuracy_of_dense_attention(tmp_path):
-    small = dict(length=192, embedding=16, features=64, mlp=64, learning_rate=1e-2)
-    base = language.Config(batch=8, steps=120, top_k=24, block_size=4, num_blocks=12, **small)
+    small = dict(length=1024, embedding=16, features=64, mlp=64, learning_rate=1e-2)
+    base = language.Config(batch=1, steps=240, top_k=64, block_size=4, num_blocks=64, **small)
     configs = [dataclasses.replace(base, attention=x) for x in ("dense", "tokens", "blocks")]
-    rows = language.compare(configs, words(60_000, 0), tmp_path, count=32, quiet=True)
+    rows = language.compare(configs, words(60_000, 0), tmp_path, count=16, quiet=True)
     dense, *others = (row["accuracy"] for row in rows)
-    # Blocks that have no choice, the first and the own one, come to 17%.
-    assert dense > 0.45 and min(others) > dense - 0.01
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3 * 6
+    # Blocks that have no choice, the first and the own one, come to 18%.
+    assert dense > 0.55 and min(others) > dense - 0.01, rows
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3 * 12

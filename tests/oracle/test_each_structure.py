@@ -335,7 +335,8 @@ def test_attention_of_several_patterns_that_finds_no_memory(entries):
     attributes |= dict(pieces=np.int64(2**31 - 1), softcap=0.0, kept=np.int64(0), keep_scale=1.0)
     operands += (np.zeros((1, 0), np.uint32), offsets, np.zeros((2, entries), np.int32))
     for _ in range(5):
-        with pytest.raises(jax.errors.JaxRuntimeError):
+        # A ValueError where the computation has failed by the time the call returns.
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError)):
             jax.block_until_ready(call(*operands, pack=False, **attributes))
 
 
