@@ -164,7 +164,9 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
   const bool partial = pieces > 1 && element != ffi::ByteWidth(type) && block_width == 0;
   const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
   const int64_t state_row = 2 * args.padded_depth + args.padded_value_depth + 2;
-  const int64_t state_bytes = block_width > 0 ? q_rows * state_row * int64_t(element) : 0;
+  // In one piece a head of q is done before the next of its key head begins.
+  const int64_t state_rows = block_width == 0 ? 0 : pieces == 1 ? args.rows : q_rows;
+  const int64_t state_bytes = state_rows * state_row * int64_t(element);
   const int64_t delta_bytes = q_rows * int64_t(element);
   const int64_t bytes = sum_bytes + dq_bytes + state_bytes + delta_bytes + args.keys;
   args.pieces = pieces;
@@ -178,6 +180,7 @@ ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer d
   }
   args.group = args.batch * args.key_heads;
   if (sums && (block_width > 0 || !(pack && SharesKeys(in, args.batch)))) {
+    // Copies take about as much as sums.
     args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
   }
   const int64_t copies = pack ? CopiesBytes(in, args) : 0;

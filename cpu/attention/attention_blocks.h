@@ -25,11 +25,11 @@ inline int MostRowsTogether(const AttentionProblem& args) {
 }
 
 // The block rows that see a block of keys, ascending.
-struct SeenBy {
+struct SeeingRows {
   const int32_t *begin, *end;
 
   // Those of block rows [first, last).
-  SeenBy(const KeyBlocks& blocks, int64_t block, int64_t first, int64_t last)
+  SeeingRows(const KeyBlocks& blocks, int64_t block, int64_t first, int64_t last)
       : begin(blocks.rows + blocks.offsets[block]), end(blocks.rows + blocks.offsets[block + 1]) {
     begin = LowerBound(begin, end, first);
     end = LowerBound(begin, end, last);
@@ -58,9 +58,9 @@ struct BlockPass {
   const Acc *keys[kMostKeys], *values[kMostKeys];
   alignas(64) Acc scores[Groups::kMost * kMostKeys * kRows];
 
-  // Takes rows of the next block rows, up to `most` of them, and returns the first block row that
-  // is left. An entry that is stored twice, which a traced structure may have, is left, too: its
-  // rows meet the keys twice.
+  // Takes up to `most` rows, those of the block rows from `next` on, and returns the first block
+  // row that the next pass is to take. A block row that comes again, as a traced structure may
+  // store a block twice, is for the next pass, too.
   const int32_t* Take(const AttentionProblem& args, const int32_t* next, const int32_t* end,
                       int most) {
     height = 0;

@@ -46,10 +46,10 @@ void BeginRows(const AttentionBackwardArgs& args, int64_t batch, int64_t head, i
   }
 }
 
-// Keys [begin, end), which are of one block, and block rows `seen` of those that see it.
+// Keys [begin, end) are of one block, and `seeing` are the block rows of the task that see it.
 template <typename Acc>
 void MeetBlock(const AttentionBackwardArgs& args, const HeadKeys<Acc>& k, const HeadKeys<Acc>& v,
-               SeenBy seen, int64_t begin, int64_t end, const BackwardStates<Acc>& states,
+               SeeingRows seeing, int64_t begin, int64_t end, const BackwardStates<Acc>& states,
                const KeySums<Acc>& sums) {
   using Groups = RowGroups<Acc>;
   constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
@@ -62,8 +62,8 @@ void MeetBlock(const AttentionBackwardArgs& args, const HeadKeys<Acc>& k, const 
   const int64_t depth = args.padded_depth, value_depth = args.padded_value_depth;
   const int most = MostRowsTogether(args);
   BlockPass<Acc> pass;
-  while (seen.begin < seen.end) {
-    seen.begin = pass.Take(args, seen.begin, seen.end, most);
+  while (seeing.begin < seeing.end) {
+    seeing.begin = pass.Take(args, seeing.begin, seeing.end, most);
     pass.Gather(states.q, depth, q);
     pass.Gather(states.dq, depth, dq);
     pass.Gather(states.dout, value_depth, dout);
@@ -115,17 +115,17 @@ void BackwardBlocksTask(const AttentionBackwardArgs& args, int64_t task) {
       BeginKeys(args, sums, &key, 1);
     }
   }
-  const int64_t seen = args.is_causal ? end : args.keys;
-  const int64_t known = Lesser(seen, KnownKeys(args, place.batch));
+  const int64_t known = Lesser(args.is_causal ? end : args.keys, KnownKeys(args, place.batch));
   const int64_t keys = Lesser(known, place.keys.end);
   const HeadKeys<Acc> k(args, args.k, place.batch, place.key_head);
   const HeadKeys<Acc> v(args, args.v, place.batch, place.key_head);
   for (int64_t head = place.key_head * heads; head < (place.key_head + 1) * heads; ++head) {
-    const BackwardStates<Acc> states(args, SlotOfHead(args, place, head));
+    const int64_t slot = args.pieces == 1 ? place.slot : SlotOfHead(args, place, head);
+    const BackwardStates<Acc> states(args, slot);
     if (place.phase == 0) BeginRows<T>(args, place.batch, head, begin, end, states);
     for (int64_t block = of_blocks.begin; block * blocks.width < keys; ++block) {
       const int64_t key = block * blocks.width;
-      MeetBlock<Acc>(args, k, v, SeenBy(blocks, block, place.block_begin, place.block_end), key,
+      MeetBlock<Acc>(args, k, v, SeeingRows(blocks, block, place.block_begin, place.block_end), key,
                      Lesser(key + blocks.width, keys), states, sums);
     }
     if (place.phase < args.pieces - 1) continue;

@@ -35,10 +35,10 @@ void BeginRows(const AttentionArgs& args, int64_t batch, int64_t head, int64_t b
   }
 }
 
-// Keys [begin, end), which are of one block, and block rows `seen` of those that see it.
+// Keys [begin, end) are of one block, and `seeing` are the block rows of the task that see it.
 template <typename Acc>
 void MeetBlock(const AttentionArgs& args, const HeadKeys<Acc>& k, const HeadKeys<Acc>& v,
-               SeenBy seen, int64_t begin, int64_t end, const BlockStates<Acc>& states) {
+               SeeingRows seeing, int64_t begin, int64_t end, const BlockStates<Acc>& states) {
   using Groups = RowGroups<Acc>;
   using V = typename Groups::V;
   constexpr int kRows = Groups::kRows;
@@ -48,8 +48,8 @@ void MeetBlock(const AttentionArgs& args, const HeadKeys<Acc>& k, const HeadKeys
   const int64_t depth = args.padded_value_depth;
   const int most = MostRowsTogether(args);
   BlockPass<Acc> pass;
-  while (seen.begin < seen.end) {
-    seen.begin = pass.Take(args, seen.begin, seen.end, most);
+  while (seeing.begin < seeing.end) {
+    seeing.begin = pass.Take(args, seeing.begin, seeing.end, most);
     pass.Gather(states.q, args.padded_depth, rows);
     pass.Interleave(rows, args.padded_depth, left);
     pass.Gather(states.sums, depth, rows);
@@ -90,11 +90,10 @@ void BlocksTask(const AttentionArgs& args, int64_t task) {
   BeginRows<T>(args, batch, head, begin, end, states);
   const HeadKeys<Acc> k(args, args.k, batch, head / group_heads);
   const HeadKeys<Acc> v(args, args.v, batch, head / group_heads);
-  const int64_t seen = args.is_causal ? end : args.keys;
-  const int64_t keys = Lesser(seen, KnownKeys(args, batch));
+  const int64_t keys = Lesser(args.is_causal ? end : args.keys, KnownKeys(args, batch));
   for (int64_t block = 0; block * blocks.width < keys; ++block) {
     const int64_t key = block * blocks.width;
-    MeetBlock<Acc>(args, k, v, SeenBy(blocks, block, first, last), key,
+    MeetBlock<Acc>(args, k, v, SeeingRows(blocks, block, first, last), key,
                    Lesser(key + blocks.width, keys), states);
   }
   for (int64_t row = begin; row < end; ++row) {

@@ -12,19 +12,24 @@
 
 namespace sgap::attention {
 
-constexpr int64_t kCopyBytes = 64 << 10;  // of one task
-constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
-constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
+constexpr int64_t kCopyBytes = 64 << 10;   // of one task
+constexpr int64_t kHeldBytes = 1 << 20;    // of copies and sums, for each thread
+constexpr int64_t kMostBytes = 256 << 20;  // of these, where tasks need not wait for it
+constexpr int64_t kExpWork = 16;           // multiply-adds that take as long as one exponential
 
 // The number of key heads in a group, each of which takes `bytes` of memory and has `tasks` that
-// can run at once: few, so that the memory stays in the cache, but enough work for `threads`.
-// Results do not depend on it.
+// can run at once: few, so that the memory stays in the cache, but enough work for `threads`. Where
+// that takes kMostBytes, each thread has one task at a time. Results do not depend on it.
 inline int64_t GroupSize(const AttentionProblem& problem, int64_t bytes, int64_t tasks,
                          int64_t threads) {
   constexpr int64_t kTasks = 4;  // of a thread: they end at about the same time
   const int64_t all = problem.batch * problem.key_heads;
   const int64_t fit = threads * kHeldBytes / std::max<int64_t>(bytes, 1);
-  const int64_t busy = (kTasks * threads + tasks - 1) / std::max<int64_t>(tasks, 1);
+  const auto of_tasks = [&](int64_t count) {
+    return (count * threads + tasks - 1) / std::max<int64_t>(tasks, 1);
+  };
+  const int64_t most = kMostBytes / std::max<int64_t>(bytes, 1);
+  const int64_t busy = std::clamp(most, of_tasks(1), of_tasks(kTasks));
   return std::clamp<int64_t>(std::max(fit, busy), 1, std::max<int64_t>(all, 1));
 }
 

@@ -212,7 +212,7 @@ def sparse_attention(
     )
     plain = schedule is None and score_mod is None and not softcap
     plain = plain and all(map(absent, terms.values()))
-    heads = _in_columns(heads, plain, max(q.shape[3], v.shape[3]), q.dtype.name)
+    heads = _of_kernels(heads, plain, max(q.shape[3], v.shape[3]), q.dtype.name)
     terms["lengths"] = as_lengths(op, key_value_seq_lengths, q.shape[0])
     params = dict(scale=number, is_causal=is_causal, schedule=schedule)
     params |= dict(softcap=softcap, dropout=dropout_rate)
@@ -251,17 +251,17 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
-def _in_columns(
+def _of_kernels(
     patterns: Sequence[SparseArray], plain: bool, width: int, dtype: str
 ) -> list[SparseArray]:
-    """The patterns, in which those of blocks become column vectors but where a kernel takes them
-    block by block: in `plain` calls, without terms that only kernels of vectors have."""
+    """The patterns in the formats that a call has kernels for: blocks become column vectors, but
+    where they are taken block after block, in `plain` calls without further terms."""
     found: dict[int, SparseArray] = {}
     for one in patterns:
-        block = one.format.block_shape
+        block, stored = one.format.block_shape, one.index_arrays[1][1].shape[-1]
         listed = isinstance(one.transposed, PreparedTranspose) and one.transposed.lists
         kept = len(block) < 2 or (
-            plain and not listed and meets_blocks(one.shape, block, width, dtype)
+            plain and not listed and meets_blocks(one.shape, block, stored, width, dtype)
         )
         if kept:
             found[id(one)] = one

@@ -36,6 +36,7 @@ from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
 from sgap_jax.schedules import CpuTile, OctetTile, Schedule
 from sgap_jax.schedules.cpu import AttentionPlan, attention_plan, block_pieces
+from sgap_jax.schedules.select import keep_chosen
 from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_TASK, check_depth
 
 # The operands of the three primitives are `Forward`, `Tangent` and `Backward` of
@@ -128,6 +129,7 @@ def _cpu(
 ) -> Any:
     avals = Forward(*ctx.avals_in)
     if block_width is not None:
+        _tell_blocks(avals, ctx.avals_out[0].shape[0], shape, (vector_length, block_width))
         given, attrs = unfused.of_kernel(Forward, operands), dict(vector_length=vector_length)
         return ffi_lowering(
             "sgap_attention_blocks_v1", ctx, given, block_width=block_width, **attrs, **of
@@ -148,6 +150,25 @@ def _cpu(
         attrs = dict(key_pieces=1) | attrs | _term_attributes(softcap, dropout)
     given = unfused.of_kernel(Forward, operands, terms)
     return ffi_lowering(target, ctx, given, **attrs, **of)
+
+
+def _tell_blocks(
+    of: Forward | Backward, batch: Any, shape: tuple[int, int], block: tuple[int, int]
+) -> None:
+    """Says to `explain` that a call runs block after block."""
+    stored, heads = of.column_indices.shape[-1], of.q.shape[2]
+    keep_chosen(
+        f"problem: attention of {list(shape)}, BCSR{block}, {of.q.dtype.name}, {stored} blocks, "
+        f"n = {of.q.shape[3]}, batch of {batch * heads}",
+        "rule:    schedule None: so many rows see a block that its keys are loaded once for all",
+        True,
+        lambda: (
+            "others:  CpuTile(), Unfused(): column vectors, row after row; `tune` measures them\n"
+            "parallel for rows of task:\n"
+            "  for block of keys:\n"
+            "    for up to 64 rows of task that see the block: attention"
+        ),
+    )
 
 
 def _term_attributes(softcap: float, dropout: float) -> dict:
@@ -176,6 +197,7 @@ def _backward_cpu(
         attrs: dict = dict(pieces=plan.pieces, pack=plan.backward_packed)
         kind = "octet" if isinstance(tile, OctetTile) else "cvs"
     else:
+        _tell_blocks(avals, batch, shape, (vector_length, block_width))
         calls = batch * structures_of_lowering()
         pieces = block_pieces(shape, (vector_length, block_width), calls, avals.k.shape[2])
         attrs = dict(pieces=pieces, block_width=block_width)

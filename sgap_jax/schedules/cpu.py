@@ -285,9 +285,9 @@ _TASKS = 8  # few heads are cut into pieces for at most so many tasks
 _PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
 # Bytes of a register -> the fewest rows of a column vector with which a block row is a task.
 _LONG_VECTORS = {32: 2, 64: 32}
-# BCSR(r, c) block after block: r at most (cpu/attention/attention.h), c and the queries at least,
-# and the features of a head at most.
-_BLOCK_ROWS, _BLOCK_KEYS, _BLOCK_QUERIES, _BLOCK_DEPTH = 16, 8, 256, 256
+# BCSR(r, c) block after block: the most r, the fewest c with one row and with more, the fewest rows
+# that see a block, and the most features of a head (docs/cpu_kernels.md: what it gains).
+_BLOCK_ROWS, _BLOCK_KEYS, _BLOCK_SEEN, _BLOCK_DEPTH = 8, (16, 64), 64, 256
 _OCTET_ROWS = 4  # of a vector that matrix tiles take
 _WHOLE_ROWS = 32  # so many block rows, over all heads, are tasks enough
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
@@ -405,16 +405,21 @@ def attention_plan(
     return dataclasses.replace(plan, key_pieces=key_pieces, nonzeros=_PIECE_USES * keys)
 
 
-def meets_blocks(shape: tuple[int, ...], block: tuple[int, ...], width: int, dtype: str) -> bool:
+def meets_blocks(
+    shape: tuple[int, ...], block: tuple[int, ...], stored: int, width: int, dtype: str
+) -> bool:
     """Whether attention over BCSR(r, c) runs block after block, each with all the rows that see it
-    (cpu/attention/attention_blocks.h), rather than row after row: with few rows r, which each would
-    load the keys of their blocks again. `width`: features of a head. Sizes: see `_BLOCK_KEYS`."""
-    rows, keys = shape
-    height, columns = block
-    known = isinstance(rows, Integral) and isinstance(keys, Integral)
+    (cpu/attention/attention_blocks.h), rather than row after row. Rows load the keys of their
+    blocks again each, so it pays with few rows r; a block of few keys, or that few rows see, does
+    not pay for what the rows keep in memory from one block to the next. `stored`: blocks, `width`:
+    features of a head."""
+    (rows, keys), (height, columns) = shape, block
+    if not all(isinstance(size, Integral) for size in (rows, keys, stored)):
+        return False
     tiles = dtype == "bfloat16" and height >= _OCTET_ROWS and this_machine().matrix_tiles
-    fits = height <= _BLOCK_ROWS and columns >= _BLOCK_KEYS and width <= _BLOCK_DEPTH
-    return known and fits and not tiles and rows >= _BLOCK_QUERIES
+    wide = columns >= _BLOCK_KEYS[height > 1] and width <= _BLOCK_DEPTH
+    seen = stored * height >= _BLOCK_SEEN * -(-keys // columns)
+    return height <= _BLOCK_ROWS and wide and seen and not tiles
 
 
 def block_pieces(shape: tuple[int, int], block: tuple[int, int], batch: int, key_heads: int) -> int:
