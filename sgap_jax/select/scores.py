@@ -18,7 +18,9 @@ from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 SELECTED = "sgap_jax.select"  # names structures that derivatives use again
 _TILE_SCORES, _LEAST_ROWS = 1 << 20, 16  # of a tile
-_MOST_ROWS = 1024  # of few columns: several selections may be mapped, and share the cache then
+# With few columns a tile has fewer scores, a quarter or those of so many rows: several selections
+# may be mapped, and share the cache then.
+_FEW, _ROWS_OF_FEW = 1 << 18, 1024
 # Rows under a diagonal are cut into so many bands, each as wide as its last row; every band is a
 # loop of its own in the program.
 _CAUSAL_BANDS = 4
@@ -116,8 +118,8 @@ def bands(scores: Scores, grid: tuple[int, int], causal: bool) -> list[Band]:
     m, n = grid
     if not scores.in_tiles:
         return [Band(0, 1, m, n)]
-    fit = min(max(_TILE_SCORES // max(n, 1), _LEAST_ROWS), _MOST_ROWS)
-    count = max(-(-m // fit), 1)
+    rows, few = (max(size // max(n, 1), _LEAST_ROWS) for size in (_TILE_SCORES, _FEW))
+    count = max(-(-m // min(rows, max(few, _ROWS_OF_FEW))), 1)
     rows, parts = -(-m // count), min(count, _CAUSAL_BANDS) if causal else 1
     found = []
     for part in range(parts):
