@@ -17,7 +17,8 @@ inline int64_t KnownKeys(const AttentionProblem& args, int64_t batch) {
   return Lesser(length, args.keys);
 }
 
-// How many rows are taken together.
+// How many rows are taken together: a block row at least.
+static_assert(kMostRowNumbers >= kMostBlockRows * kMostBlockDepth);
 inline int MostRowsTogether(const AttentionProblem& args) {
   const int64_t depth =
       args.padded_depth > args.padded_value_depth ? args.padded_depth : args.padded_value_depth;
