@@ -603,7 +603,7 @@ CPP = (
     Bug(
         name="first_sequence_of_a_structure",
         room="cpu/attention",
-        file="cpu/attention/attention_ffi.cc",
+        file="cpu/attention/attention_calls.h",
         text="Window{batch / structures * i, batch / structures, 0, heads}",
         replacement="Window{i, batch / structures, 0, heads}",
         breaks="attention with a structure for several sequences each takes wrong sequences",
