@@ -121,11 +121,11 @@ def select_blocks(
     rows, blocks = -(-L // query_block), means.shape[1]
     queries = _blocks(_of_groups(q, k.shape[2]), query_block, None)
     own = structure.positions(rows) * query_block // block_size
-    limits = own + 1 if is_causal else jnp.full(rows, blocks, jnp.int32)
+    limits = jnp.full(rows, blocks, jnp.int32)
     if lengths is not None:
         present = (jnp.clip(lengths, 0, S) + block_size - 1) // block_size
         limits = jnp.minimum(limits[None], present[:, None])
-    options: Any = dict(format=BCSR(query_block, block_size), shape=(L, S))
+    options: Any = dict(format=BCSR(query_block, block_size), shape=(L, S), causal=is_causal)
     # As a pair: of many rows the scores are computed a tile at a time, and never held as a whole.
     wide = jnp.result_type(queries, means)
     pair = queries.astype(wide), means.astype(wide)
@@ -184,7 +184,7 @@ def _top_blocks(
 
 
 @structure.in_auto_axes
-@partial(jax.jit, static_argnames=("count", "format", "shape"), inline=True)
+@partial(jax.jit, static_argnames=("count", "format", "shape", "causal"), inline=True)
 def _top_of_group(
     scores: Any,
     limits: jax.Array,
@@ -193,11 +193,13 @@ def _top_of_group(
     count: int,
     format: Format = CSR,
     shape: tuple[int, int] | None = None,
+    causal: bool = False,
 ) -> SparseArray:
     def keep(rows: jax.Array, blocks: jax.Array) -> jax.Array:
         return (blocks == own[rows]) | (blocks == 0)
 
-    return top_k(scores, count, lengths=limits, keep=keep, format=format, shape=shape)
+    options: Any = dict(format=format, shape=shape, causal=causal)
+    return top_k(scores, count, lengths=limits, keep=keep, **options)
 
 
 def decode_blocks(

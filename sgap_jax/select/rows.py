@@ -18,6 +18,7 @@ from sgap_jax.primitives.top_k import bind_top_k, keys_of, scores_at
 from sgap_jax.schedules import Schedule
 from sgap_jax.select.scores import (
     SELECTED,
+    Band,
     Scores,
     Tile,
     as_array,
@@ -59,8 +60,8 @@ def top_k(
         such as `lambda rows, columns: q[rows] @ k[columns].T`. It needs `shape`, is differentiable
         in what it closes over, a tile at a time, and belongs under `jax.jit`.
       k: how many at most, static; all if more than n.
-      causal: only columns j <= i + n - m, the last row sees all. In units of blocks for blocks.
-        Tiles leave out most of the other columns.
+      causal: only entries (i, j) with j <= i + N - M of the result [M, N], so the last row sees all;
+        of vectors and blocks those with such an entry. Tiles leave out most of the other columns.
       lengths: int32 [m] or scalar, may be traced: only columns j < lengths[i].
       keep: columns that come before all others, such as the own and the first block; those with a
         score of -infinity too. They count among the k; with it the two least finite numbers of the
@@ -96,7 +97,7 @@ def top_k(
         what=what,
         grid=grid,
         k=k,
-        causal=causal,
+        tiles=bands(given, grid, shape, format, causal),
         shape=shape,
         format=format,
         schedule=schedule,
@@ -158,7 +159,7 @@ def top_p(
         what=what,
         grid=grid,
         k=most,
-        causal=causal,
+        tiles=bands(given, grid, shape, format, causal),
         shape=shape,
         format=format,
         schedule=schedule,
@@ -172,9 +173,9 @@ def _checked_capacity(what: str, name: str, k: Any, grid: tuple[int, int], forma
 
 
 def _top_k(
-    scores: Scores, *, what: str, grid: Any, k: int, causal: bool, schedule: Any, **result: Any
+    scores: Scores, *, what: str, grid: Any, k: int, tiles: Any, schedule: Any, **result: Any
 ) -> SparseArray:
-    found = _greatest(what, scores, grid, k, causal, schedule)
+    found = _greatest(what, scores, grid, k, tiles, schedule)
     return as_array(
         found.values, found.offsets, found.indices, scores, grid, schedule=schedule, **result
     )
@@ -187,11 +188,11 @@ def _top_p(
     what: str,
     grid: Any,
     k: int,
-    causal: bool,
+    tiles: Any,
     schedule: Any,
     **result: Any,
 ) -> SparseArray:
-    found = _greatest(what, scores, grid, k, causal, schedule, probable=True)
+    found = _greatest(what, scores, grid, k, tiles, schedule, probable=True)
     values, offsets, indices = found.values, found.offsets, found.indices
     if indices.shape[0]:
         part = jnp.where(_nucleus(found, p, k, kept=scores.keep is not None), indices, -1)
@@ -201,7 +202,7 @@ def _top_p(
     return as_array(values, offsets, indices, scores, grid, schedule=schedule, **result)
 
 
-_STATIC = ("what", "grid", "k", "causal", "shape", "format", "schedule")
+_STATIC = ("what", "grid", "k", "tiles", "shape", "format", "schedule")
 _jitted_top_k = structure.in_auto_axes(jax.jit(_top_k, static_argnames=_STATIC, inline=True))
 _jitted_top_p = structure.in_auto_axes(jax.jit(_top_p, static_argnames=_STATIC, inline=True))
 
@@ -226,7 +227,7 @@ def _greatest(
     scores: Scores,
     grid: tuple[int, int],
     k: int,
-    causal: bool,
+    tiles: tuple[Band, ...],
     schedule: Schedule | None,
     probable: bool = False,
 ) -> _Found:
@@ -243,7 +244,7 @@ def _greatest(
 
     found = [
         over_tiles(what, partial(of_tile, k=min(k, band.columns)), scores, band, grid[0])
-        for band in bands(scores, grid, causal)
+        for band in tiles
     ]
     return _joined(found, grid[0], k)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -101,7 +102,8 @@ def checked_scores(
     m, n = grid
     limits = jnp.full(m, n, jnp.int32)
     if causal:
-        limits = jnp.clip(jnp.arange(m, dtype=jnp.int32) + 1 + n - m, 0, n)
+        seen = _columns_seen(jnp.arange(m, dtype=jnp.int32), shape, format)
+        limits = jnp.clip(seen, 0, n)
     if lengths is not None:
         lengths = as_numbers(what, "lengths", lengths)
         if lengths.shape not in ((), (m,)) or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -113,20 +115,30 @@ def checked_scores(
     return Scores(source, limits, _checked_keep(what, keep, grid)), grid, shape
 
 
-def bands(scores: Scores, grid: tuple[int, int], causal: bool) -> list[Band]:
+def _columns_seen(row: Any, shape: tuple[int, int], format: Format) -> Any:
+    """Before which column of the grid those lie that the causal rows of `row` see, from its last
+    one's; may be negative, or beyond the grid."""
+    height, width = vectors.tile(format)
+    return (row * height + (height - 1 + shape[1] - shape[0])) // width + 1
+
+
+def bands(
+    scores: Scores, grid: tuple[int, int], shape: tuple[int, int], format: Format, causal: bool
+) -> tuple[Band, ...]:
     """The tiles of all rows; given scores are one tile."""
     m, n = grid
     if not scores.in_tiles:
-        return [Band(0, 1, m, n)]
+        return (Band(0, 1, m, n),)
     rows, few = (max(size // max(n, 1), _LEAST_ROWS) for size in (_TILE_SCORES, _FEW))
     count = max(-(-m // min(rows, max(few, _ROWS_OF_FEW))), 1)
     rows, parts = -(-m // count), min(count, _CAUSAL_BANDS) if causal else 1
     found = []
     for part in range(parts):
         begin, end = count * part // parts, count * (part + 1) // parts
-        columns = min(max(min(end * rows, m) + n - m, 1), n) if causal else n
+        last = min(end * rows, m) - 1
+        columns = min(max(_columns_seen(last, shape, format), 1), n) if causal else n
         found.append(Band(begin * rows, end - begin, rows, columns))
-    return found
+    return tuple(found)
 
 
 def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int) -> Any:
@@ -153,7 +165,26 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
         of_tile = jax.checkpoint(of_tile, policy=policy, prevent_cse=band.tiles == 1)
     if band.tiles == 1:
         return jax.tree.map(lambda x: x[None], of_tile(jnp.int32(band.first)))
+    if isinstance(scores.source, tuple):
+        return _looped(of_tile, band)
     return jax.lax.map(of_tile, band.first + band.rows * structure.positions(band.tiles))
+
+
+def _looped(of_tile: Callable, band: Band) -> Any:
+    """`lax.map` without derivatives. A mapped `scan` first copies all that it reads with the mapped
+    axis in front, a `while` reads it where it is: the heads of q, here."""
+
+    def room(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return structure.varying_like(jnp.zeros((band.tiles, *x.shape), x.dtype), x)
+
+    def step(state: tuple) -> tuple:
+        tile, found = state
+        own = of_tile(band.first + band.rows * tile)
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=tile, axis=0)
+        return tile + 1, jax.tree.map(put, found, own)
+
+    found = jax.tree.map(room, jax.eval_shape(of_tile, jnp.int32(band.first)))
+    return jax.lax.while_loop(lambda state: state[0] < band.tiles, step, (jnp.int32(0), found))[1]
 
 
 def _below_infinity(scores: jax.Array) -> jax.Array:

@@ -75,11 +75,12 @@ def threshold(
     checks.check_nnz(nse * math.prod(format.block_shape), what)
     at = checked_per_row(what, "at", at, grid[0])
     run = _threshold if given.has_functions else _jitted_threshold
-    return run(given, at, grid=grid, nse=nse, causal=causal, shape=shape, format=format)
+    tiles = bands(given, grid, shape, format, causal)
+    return run(given, at, grid=grid, nse=nse, tiles=tiles, shape=shape, format=format)
 
 
 def _threshold(
-    scores: Scores, at: jax.Array, *, grid: tuple[int, int], nse: int, causal: bool, **result: Any
+    scores: Scores, at: jax.Array, *, grid: tuple[int, int], nse: int, tiles: Any, **result: Any
 ) -> SparseArray:
     what, (m, n) = "select.threshold", grid
 
@@ -94,7 +95,7 @@ def _threshold(
         exists = structure.positions(keys.shape[1])[None] < tile.limits[:, None]
         return _packed(reached & exists, n)
 
-    parts = [over_tiles(what, of_tile, scores, band, m) for band in bands(scores, grid, causal)]
+    parts = [over_tiles(what, of_tile, scores, band, m) for band in tiles]
     words = jnp.concatenate([jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts])[
         :m
     ]
@@ -113,7 +114,7 @@ def _threshold(
     return as_array(values, offsets, columns, scores, grid, checked=checked, **result)
 
 
-_STATIC = ("grid", "nse", "causal", "shape", "format")
+_STATIC = ("grid", "nse", "tiles", "shape", "format")
 _jitted_threshold = structure.in_auto_axes(
     jax.jit(_threshold, static_argnames=_STATIC, inline=True)
 )

@@ -22,7 +22,7 @@ from sgap_jax import (
     sparse_softmax,
     spmm,
 )
-from sgap_jax.formats import checks
+from sgap_jax.formats import checks, vectors
 from sgap_jax.select import scores as tiles
 from sgap_jax.select.threshold import _entries
 
@@ -273,6 +273,27 @@ def test_vectors_and_blocks(format, height, width):
         dense[rows, columns] = scores[rows, columns]
         assert A.format == format and A.shape == shape
         np.testing.assert_array_equal(A.todense(), whole(dense))
+
+
+@pytest.mark.parametrize("shift", [-19, 0, 5])
+@pytest.mark.parametrize("format", [CVS(4), BCSR(2, 3), BCSR(1, 4), BCSR(4, 4)], ids=str)
+def test_causal_vectors_and_blocks_have_an_entry_on_or_below_the_diagonal(format, shift):
+    shape = (42, 42 + shift)  # not whole vectors and blocks
+    below = np.tri(*shape, shift)
+    seen = SparseArray.from_dense(below, format=format).index_arrays[1]
+    m, n = vectors.grid(shape, format)
+    q, k = integers(m, 2), integers(n, 2)
+    options = dict(format=format, shape=shape, causal=True)
+
+    def run(q, k):
+        for source in ((q, k), lambda r, c: q[r] @ k[c].T, q @ k.T):
+            yield select.top_k(source, n, **options)
+            yield select.threshold(source, -INF, nse=m * n, **options)
+
+    for A in jax.jit(lambda q, k: list(run(q, k)))(q, k):
+        offsets, columns = A.index_arrays[1]
+        np.testing.assert_array_equal(offsets, seen[0])
+        np.testing.assert_array_equal(columns[: offsets[-1]], seen[1])
 
 
 def attention(pattern, v):
