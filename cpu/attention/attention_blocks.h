@@ -1,8 +1,12 @@
 // Attention in blocks of keys that each query, or a few queries together, chose: BCSR(r, c) with
 // few rows r. Row by row every row would load the keys of its blocks again. Here a task takes block
-// after block, and against a block up to 64 of the rows that see it, wherever they lie, as
-// attention_groups.h takes the rows of a long vector. What is known of a row is kept in memory from
-// one block to the next; a row meets its blocks in ascending order.
+// after block, and against a block up to 64 of the rows that see it, wherever they lie. What is
+// known of a row is kept in memory from one block to the next; a row meets its blocks in ascending
+// order.
+//
+// All products have numbers of four rows, each repeated in the lanes of a register, and vectors of
+// a panel, which is made once for a block and fits into the cache: of the keys transposed for
+// scores, of the values for the sums of a row. So a row is used where it lies.
 #pragma once
 
 #include "cpu/attention/attention_groups.h"
@@ -17,7 +21,7 @@ inline int64_t KnownKeys(const AttentionProblem& args, int64_t batch) {
   return Lesser(length, args.keys);
 }
 
-// How many rows are taken together: a block row at least.
+// How many rows are taken together where they are gathered: a block row at least.
 static_assert(kMostRowNumbers >= kMostBlockRows * kMostBlockDepth);
 inline int MostRowsTogether(const AttentionProblem& args) {
   const int64_t depth =
@@ -45,19 +49,65 @@ struct SeeingRows {
   }
 };
 
+// Rows of numbers: those that `at` names, or the first ones.
+template <typename Acc>
+struct SomeRows {
+  Acc* first;
+  int64_t stride;
+  const int64_t* at = nullptr;
+
+  Acc* operator[](int i) const { return first + (at ? at[i] : i) * stride; }
+};
+
+// Some keys of a block, or their values, as vectors: [vectors, length, lanes].
+template <typename Acc>
+struct KeyPanel {
+  static constexpr int kSize = kLanes<Acc>;
+  static constexpr int kMostKeys = 256 / int(sizeof(Acc));  // a pass stays in the cache
+  int64_t length;
+  alignas(64) Acc numbers[kMostKeys * kMostBlockDepth];
+
+  // Vectors are of keys, zero from `count` on, and follow each other by feature.
+  void Transpose(const HeadKeys<Acc>& x, int64_t begin, int count, int64_t depth) {
+    using Tile = AttentionTile<Acc, kSize>;
+    length = depth;
+    const Acc* const from = x.first + begin * x.stride;
+    int j = 0;
+    for (; j + kSize <= count; j += kSize) {
+      Tile::Interleave(from + j * x.stride, x.stride, depth, numbers + j * depth);
+    }
+    if (j == count) return;
+    alignas(64) Acc last[kSize * kMostBlockDepth] = {};
+    for (int i = j; i < count; ++i) {
+      __builtin_memcpy(last + (i - j) * depth, from + i * x.stride, size_t(depth) * sizeof(Acc));
+    }
+    Tile::Interleave(last, depth, depth, numbers + j * depth);
+  }
+
+  // Vectors are of features, and follow each other by key.
+  void Copy(const HeadKeys<Acc>& x, int64_t begin, int count, int64_t depth) {
+    length = count;
+    for (int j = 0; j < count; ++j) {
+      const Acc* const from = x.first + (begin + j) * x.stride;
+      for (int64_t d = 0; d < depth; d += kSize) {
+        Store<Acc, kSize>(numbers + d * count + j * kSize, Load<Acc, kSize>(from + d));
+      }
+    }
+  }
+};
+
 // Some rows that see a block, and some of its keys.
 template <typename Acc>
 struct BlockPass {
-  using Groups = RowGroups<Acc>;
-  using V = typename Groups::V;
-  static constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
+  static constexpr int kSize = kLanes<Acc>, kMostKeys = KeyPanel<Acc>::kMostKeys;
+  static constexpr int kTogether = 4;  // rows or keys of a product
+  using V = Vector<Acc, kSize>;
+  using Scores = Acc[kMostGroupedRows * kMostKeys];  // [rows, kMostKeys]
 
-  int height;                      // rows; groups have further ones that do not exist
+  int height;                      // rows
   int64_t rows[kMostGroupedRows];  // ascending
-  typename Groups::Seen seen;
-  int count, padded;  // keys, and to a whole number of steps
-  const Acc *keys[kMostKeys], *values[kMostKeys];
-  alignas(64) Acc scores[Groups::kMost * kMostKeys * kRows];
+  int count, vectors;              // keys, and vectors of these
+  int sees[kMostGroupedRows];      // how many of the keys each row sees, the first ones; ascending
 
   // Takes up to `most` rows, those of the block rows from `next` on, and returns the first block
   // row that the next pass is to take. A block row that comes again, as a traced structure may
@@ -70,85 +120,165 @@ struct BlockPass {
       const int64_t first = last * args.length;
       for (int64_t i = first; i < first + args.length && i < args.rows; ++i) rows[height++] = i;
     }
-    seen.groups = (height + kRows - 1) / kRows;
     return next;
   }
 
-  // What `from` [all rows, depth] has of the rows, and zeros up to whole groups.
-  void Gather(const Acc* from, int64_t depth, Acc* to) const {
-    for (int i = 0; i < seen.groups * kRows; ++i, to += depth) {
-      const Acc* row = i < height ? from + rows[i] * depth : nullptr;
-      for (int64_t d = 0; d < depth; d += kRows) {
-        Store<Acc, kRows>(to + d, row ? Load<Acc, kRows>(row + d) : V{});
-      }
-    }
-  }
-  void Scatter(const Acc* from, int64_t depth, Acc* to) const {
-    for (int i = 0; i < height; ++i, from += depth) {
-      Acc* const row = to + rows[i] * depth;
-      for (int64_t d = 0; d < depth; d += kRows) {
-        Store<Acc, kRows>(row + d, Load<Acc, kRows>(from + d));
-      }
-    }
-  }
-  // One number of each row; `absent` where there is none.
-  void GatherOne(const Acc* from, Acc absent, Acc* to) const {
-    for (int i = 0; i < seen.groups * kRows; ++i) to[i] = i < height ? from[rows[i]] : absent;
-  }
-  void ScatterOne(const Acc* from, Acc* to) const {
-    for (int i = 0; i < height; ++i) to[rows[i]] = from[i];
-  }
-
-  // The gathered rows as RowGroups::Dots wants them.
-  void Interleave(const Acc* gathered, int64_t depth, Acc* left) const {
-    for (int64_t at = 0; at < seen.groups * kRows * depth; at += kRows * depth) {
-      Groups::Tile::Interleave(gathered + at, depth, depth, left + at);
-    }
-  }
-
-  // Keys [begin, begin + number) of a head are next.
-  void Meet(const AttentionProblem& args, const HeadKeys<Acc>& k, const HeadKeys<Acc>& v,
-            int64_t begin, int number) {
+  // Keys [begin, begin + number) are next.
+  void Meet(const AttentionProblem& args, int64_t begin, int number) {
     count = number;
-    padded = (count + Groups::kTogether - 1) / Groups::kTogether * Groups::kTogether;
-    for (int j = 0; j < padded; ++j) {
-      const int64_t key = begin + (j < count ? j : count - 1);
-      keys[j] = k.first + key * k.stride;
-      values[j] = v.first + key * v.stride;
-    }
-    first_ = begin;
-    causal_ = args.is_causal && rows[0] < begin + count - 1;
-    for (int g = 0; g < seen.groups; ++g) {
-      const int64_t last = rows[(g + 1) * kRows < height ? (g + 1) * kRows - 1 : height - 1];
-      const int64_t sees = last < begin ? 0 : last - begin + 1;
-      seen.keys[g] = causal_ && sees < padded ? int(sees) : padded;
+    vectors = (count + kSize - 1) / kSize;
+    for (int i = 0; i < height; ++i) {
+      const int64_t ahead = args.is_causal ? rows[i] - begin + 1 : count;
+      sees[i] = int(ahead < 0 ? 0 : Lesser(ahead, count));
     }
   }
 
-  // Scores of -inf where a row of a group does not see a key, and where there is no row or no key.
-  void Mask(int group) {
-    using Number = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
-    using Numbers = Vector<Number, kRows>;
-    constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
-    Acc* const own = scores + Groups::At(group, 0);
-    const int first = group * kRows;
-    if (causal_ || first + kRows > height) {
-      Numbers last;  // the last key that each row sees
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t ahead = causal_ && first + r < height ? rows[first + r] - first_ : count - 1;
-        last[r] = first + r >= height || ahead < 0 ? -1 : Number(ahead < count ? ahead : count - 1);
-      }
-      for (int j = 0; j < count; ++j) {
-        const V s = Load<Acc, kRows>(own + j * kRows);
-        Store<Acc, kRows>(own + j * kRows, Numbers{} + Number(j) <= last ? s : V{} + kLeast);
+  // What `from` [all rows, depth] has of the rows.
+  void Gather(const Acc* from, int64_t depth, Acc* to) const {
+    for (int i = 0; i < height; ++i, to += depth) {
+      const Acc* const row = from + rows[i] * depth;
+      for (int64_t d = 0; d < depth; d += kSize) {
+        Store<Acc, kSize>(to + d, Load<Acc, kSize>(row + d));
       }
     }
-    for (int j = count; j < padded; ++j) Store<Acc, kRows>(own + j * kRows, V{} + kLeast);
+  }
+
+  // Row i of scores, with -inf for the keys of its last vector that it does not see.
+  int MaskLast(Acc* own, int i) const {
+    const int whole = sees[i] / kSize, rest = sees[i] % kSize;
+    if (rest == 0) return whole;
+    const V x = Load<Acc, kSize>(own + whole * kSize), least = V{} - Acc(__builtin_inf());
+    using Number = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
+    const auto seen = LaneNumbers<Number, kSize>() < Vector<Number, kSize>{} + Number(rest);
+    Store<Acc, kSize>(own + whole * kSize, seen ? x : least);
+    return whole + 1;
+  }
+
+  // The scores of a row from a vector on: of keys that it does not see.
+  void ClearFrom(Acc* own, int vector) const {
+    for (; vector < vectors; ++vector) Store<Acc, kSize>(own + vector * kSize, V{});
+  }
+
+  // scores = rows . keys, as far as rows see them.
+  void Dots(SomeRows<const Acc> from, const KeyPanel<Acc>& keys, Acc* scores) const {
+    const SomeRows<Acc> to{scores, kMostKeys};
+    ForTiles(vectors, [&](auto columns, int first) {
+      int i = 0;
+      while (i < height && sees[i] <= first * kSize) ++i;
+      for (int together = kTogether; i < height; i += together) {
+        const auto at = [&](auto number) {
+          Multiply<decltype(number)::value, decltype(columns)::value, false>(from, i, keys, first,
+                                                                             int(keys.length), to);
+        };
+        if (height - i < kTogether) together = 1;
+        together == 1 ? at(std::integral_constant<int, 1>())
+                      : at(std::integral_constant<int, kTogether>());
+      }
+    });
+  }
+
+  // to[row] += the sum over keys of weights(row, key) * keys[key], as far as rows see them.
+  void AddKeys(const Acc* weights, const KeyPanel<Acc>& keys, int64_t depth,
+               SomeRows<Acc> to) const {
+    const SomeRows<const Acc> from{weights, kMostKeys};
+    ForTiles(int(depth / kSize), [&](auto columns, int first) {
+      for (int i = 0, together = kTogether; i < height; i += together) {
+        const auto at = [&](auto number) {
+          Multiply<decltype(number)::value, decltype(columns)::value, true>(
+              from, i, keys, first, sees[i + decltype(number)::value - 1], to);
+        };
+        if (height - i < kTogether) together = 1;
+        together == 1 ? at(std::integral_constant<int, 1>())
+                      : at(std::integral_constant<int, kTogether>());
+      }
+    });
+  }
+
+  // to[key] += the sum over rows of weights(row, key) * rows[row], as far as these see it.
+  void AddRows(const Acc* weights, const Acc* from, int64_t depth, SomeRows<Acc> to) const {
+    ForTiles(int(depth / kSize), [&](auto columns, int first) {
+      int i = 0;
+      for (int j = 0, together = kTogether; j < count; j += together) {
+        while (i < height && sees[i] <= j) ++i;
+        const auto at = [&](auto number) {
+          AddRowsAt<decltype(number)::value, decltype(columns)::value>(
+              weights + i * kMostKeys + j, from + i * depth + first * kSize, depth, height - i, to,
+              j, first);
+        };
+        if (count - j < kTogether) together = 1;
+        together == 1 ? at(std::integral_constant<int, 1>())
+                      : at(std::integral_constant<int, kTogether>());
+      }
+    });
   }
 
  private:
-  int64_t first_;  // the first of the keys
-  bool causal_;    // whether some row does not see some key
+  static V Everywhere(Acc x) { return Kept(x - V{}); }
+
+  // to[i + r] [+]= the sum over j < number of from[i + r][j] * panel[j], of kOf of its vectors from
+  // the first-th on.
+  template <int kRows, int kOf, bool kAdds>
+  static void Multiply(SomeRows<const Acc> from, int i, const KeyPanel<Acc>& panel, int first,
+                       int number, SomeRows<Acc> to) {
+    const Acc *weights[kRows], *numbers[kOf];
+    Acc* targets[kRows];
+    V sums[kRows][kOf] = {};
+#pragma GCC unroll 4
+    for (int c = 0; c < kOf; ++c) numbers[c] = panel.numbers + (first + c) * panel.length * kSize;
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      weights[r] = from[i + r];
+      targets[r] = to[i + r] + first * kSize;
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf && kAdds; ++c) sums[r][c] = Load<Acc, kSize>(targets[r] + c * kSize);
+    }
+    for (int64_t j = 0; j < number; ++j) {
+      V x[kOf];
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kSize>(numbers[c] + j * kSize);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const V weight = Everywhere(weights[r][j]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kOf; ++c) sums[r][c] += x[c] * weight;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) Store<Acc, kSize>(targets[r] + c * kSize, sums[r][c]);
+    }
+  }
+
+  // kKeys keys from the j-th on, and kOf vectors of their features.
+  template <int kKeys, int kOf>
+  static void AddRowsAt(const Acc* weights, const Acc* from, int64_t depth, int number,
+                        SomeRows<Acc> to, int j, int first) {
+    V sums[kKeys][kOf];
+    Acc* targets[kKeys];
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeys; ++k) {
+      targets[k] = to[j + k] + first * kSize;
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) sums[k][c] = Load<Acc, kSize>(targets[k] + c * kSize);
+    }
+    for (int i = 0; i < number; ++i, weights += kMostKeys, from += depth) {
+      V x[kOf];
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kSize>(from + c * kSize);
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeys; ++k) {
+        const V weight = Everywhere(weights[k]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kOf; ++c) sums[k][c] += x[c] * weight;
+      }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeys; ++k) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kOf; ++c) Store<Acc, kSize>(targets[k] + c * kSize, sums[k][c]);
+    }
+  }
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -51,46 +51,42 @@ template <typename Acc>
 void MeetBlock(const AttentionBackwardArgs& args, const HeadKeys<Acc>& k, const HeadKeys<Acc>& v,
                SeeingRows seeing, int64_t begin, int64_t end, const BackwardStates<Acc>& states,
                const KeySums<Acc>& sums) {
-  using Groups = RowGroups<Acc>;
-  constexpr int kRows = Groups::kRows, kMostKeys = Groups::kMostKeys;
-  alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
-  alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
-  alignas(64) Acc slopes[Groups::kMost * kMostKeys * kRows];
-  alignas(64) Acc lse[kMostGroupedRows], deltas[kMostGroupedRows];
-  Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
-  const BlockTerms<Acc, kRows> terms(args, 0, 0, 0, 0);  // none
+  using Pass = BlockPass<Acc>;
+  constexpr int kSize = kLanes<Acc>;
+  using V = Vector<Acc, kSize>;
+  alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers];  // rows of the pass
+  alignas(64) typename Pass::Scores scores, slopes;
+  const BlockTerms<Acc, 1> terms(args, 0, 0, 0, 0);  // none
   const int64_t depth = args.padded_depth, value_depth = args.padded_value_depth;
   const int most = MostRowsTogether(args);
-  BlockPass<Acc> pass;
-  while (seeing.begin < seeing.end) {
-    seeing.begin = pass.Take(args, seeing.begin, seeing.end, most);
-    pass.Gather(states.q, depth, q);
-    pass.Gather(states.dq, depth, dq);
-    pass.Gather(states.dout, value_depth, dout);
-    pass.GatherOne(states.lse, Acc(__builtin_inf()), lse);
-    pass.GatherOne(states.deltas, Acc(0), deltas);
-    pass.Interleave(q, depth, left_q);
-    pass.Interleave(dout, value_depth, left_dout);
-    for (int64_t at = begin; at < end; at += pass.count) {
-      pass.Meet(args, k, v, at, int(end - at < kMostKeys ? end - at : kMostKeys));
-      for (int j = 0; j < pass.count; ++j) {
-        k_targets[j] = sums.k + (at + j) * sums.k_row;
-        v_targets[j] = sums.v + (at + j) * sums.v_row;
+  KeyPanel<Acc> keys, key_rows, values;
+  Pass pass;
+  for (int64_t at = begin; at < end && seeing.begin < seeing.end; at += pass.count) {
+    const int count = int(Lesser(end - at, Pass::kMostKeys));
+    keys.Transpose(k, at, count, depth);
+    values.Transpose(v, at, count, value_depth);
+    key_rows.Copy(k, at, count, depth);
+    const SomeRows<Acc> dk{sums.k + at * sums.k_row, sums.k_row};
+    const SomeRows<Acc> dv{sums.v + at * sums.v_row, sums.v_row};
+    for (const int32_t* next = seeing.begin; next < seeing.end;) {
+      next = pass.Take(args, next, seeing.end, most);
+      pass.Meet(args, at, count);
+      pass.Gather(states.q, depth, q);
+      pass.Gather(states.dout, value_depth, dout);
+      pass.Dots({q, depth}, keys, scores);
+      pass.Dots({dout, value_depth}, values, slopes);
+      for (int i = 0; i < pass.height; ++i) {
+        Acc *const own = scores + i * Pass::kMostKeys, *const slope = slopes + i * Pass::kMostKeys;
+        const int vectors = pass.MaskLast(own, i);
+        Differentiate(terms, vectors * kSize, V{} + states.lse[pass.rows[i]],
+                      V{} + states.deltas[pass.rows[i]], own, slope);
+        pass.ClearFrom(own, vectors);
+        pass.ClearFrom(slope, vectors);
       }
-      Groups::Dots(left_q, pass.seen, depth, pass.keys, pass.padded, pass.scores, [](int) {});
-      Groups::Dots(left_dout, pass.seen, value_depth, pass.values, pass.padded, slopes, [](int) {});
-      for (int g = 0; g < pass.seen.groups; ++g) {
-        pass.Mask(g);
-        Differentiate(terms, pass.padded, Load<Acc, kRows>(lse + g * kRows),
-                      Load<Acc, kRows>(deltas + g * kRows), pass.scores + Groups::At(g, 0),
-                      slopes + Groups::At(g, 0));
-      }
-      Groups::AddKeys(slopes, pass.seen, pass.keys, pass.count, depth, dq, depth);
-      Groups::AddRows(pass.scores, pass.seen, v_targets, pass.count, value_depth, dout,
-                      value_depth);
-      Groups::AddRows(slopes, pass.seen, k_targets, pass.count, depth, q, depth);
+      pass.AddKeys(slopes, key_rows, depth, {states.dq, depth, pass.rows});
+      pass.AddRows(scores, dout, value_depth, dv);
+      pass.AddRows(slopes, q, depth, dk);
     }
-    pass.Scatter(dq, depth, states.dq);
   }
 }
 

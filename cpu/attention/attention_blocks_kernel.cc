@@ -35,43 +35,63 @@ void BeginRows(const AttentionArgs& args, int64_t batch, int64_t head, int64_t b
   }
 }
 
+// The softmax of row i: takes the scores of the keys that it sees into its statistics, to whose
+// peak its sums are relative then, and makes exp(s - peak) of them.
+template <typename Acc>
+void AddScores(const BlockPass<Acc>& pass, int i, Acc* scores, const BlockStates<Acc>& states,
+               int64_t depth) {
+  constexpr int kSize = kLanes<Acc>;
+  using V = Vector<Acc, kSize>;
+  constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  Acc* const own = scores + i * BlockPass<Acc>::kMostKeys;
+  const int vectors = pass.MaskLast(own, i);
+  Acc *const peak = states.peaks + pass.rows[i], *const total = states.totals + pass.rows[i];
+  V greatest = V{} + *peak;
+  for (int c = 0; c < vectors; ++c) {
+    const V s = Load<Acc, kSize>(own + c * kSize);
+    greatest = s > greatest ? s : greatest;
+  }
+  const Acc found = GreatestLane<Acc, kSize>(greatest);
+  if (found > *peak) {
+    const Acc shrink = *peak == kLeast ? Acc(0) : ExpOfNegative<kSize>(V{} + (*peak - found))[0];
+    Acc* const sums = states.sums + pass.rows[i] * depth;
+    for (int64_t d = 0; d < depth; d += kSize) {
+      Store<Acc, kSize>(sums + d, Load<Acc, kSize>(sums + d) * shrink);
+    }
+    *total *= shrink;
+    *peak = found;
+  }
+  const V shift = V{} + (found == kLeast ? Acc(0) : found);  // then all terms are 0, but for NaN
+  V sum = {};
+  for (int c = 0; c < vectors; ++c) {
+    const V x = ExpOfNegative<kSize>(Load<Acc, kSize>(own + c * kSize) - shift);
+    Store<Acc, kSize>(own + c * kSize, x);
+    sum += x;
+  }
+  *total += FoldLanes<1, Acc, kSize>(sum)[0];
+  pass.ClearFrom(own, vectors);
+}
+
 // Keys [begin, end) are of one block, and `seeing` are the block rows of the task that see it.
 template <typename Acc>
 void MeetBlock(const AttentionArgs& args, const HeadKeys<Acc>& k, const HeadKeys<Acc>& v,
                SeeingRows seeing, int64_t begin, int64_t end, const BlockStates<Acc>& states) {
-  using Groups = RowGroups<Acc>;
-  using V = typename Groups::V;
-  constexpr int kRows = Groups::kRows;
-  alignas(64) Acc rows[kMostRowNumbers], left[kMostRowNumbers];
-  alignas(64) Acc peaks[kMostGroupedRows], totals[kMostGroupedRows];
-  const BlockTerms<Acc, kRows> terms(args, 0, 0, 0, 0);  // none
+  using Pass = BlockPass<Acc>;
+  alignas(64) typename Pass::Scores scores;
   const int64_t depth = args.padded_value_depth;
-  const int most = MostRowsTogether(args);
-  BlockPass<Acc> pass;
-  while (seeing.begin < seeing.end) {
-    seeing.begin = pass.Take(args, seeing.begin, seeing.end, most);
-    pass.Gather(states.q, args.padded_depth, rows);
-    pass.Interleave(rows, args.padded_depth, left);
-    pass.Gather(states.sums, depth, rows);
-    pass.GatherOne(states.peaks, -static_cast<Acc>(__builtin_inf()), peaks);
-    pass.GatherOne(states.totals, Acc(0), totals);
-    for (int64_t at = begin; at < end; at += pass.count) {
-      pass.Meet(args, k, v, at, int(end - at < pass.kMostKeys ? end - at : pass.kMostKeys));
-      Groups::Dots(left, pass.seen, args.padded_depth, pass.keys, pass.padded, pass.scores,
-                   [](int) {});
-      for (int g = 0; g < pass.seen.groups; ++g) {
-        pass.Mask(g);
-        V peak = Load<Acc, kRows>(peaks + g * kRows), total = Load<Acc, kRows>(totals + g * kRows);
-        AddBlock(terms, pass.padded, pass.scores + Groups::At(g, 0), &peak, &total,
-                 rows + g * kRows * depth, depth);
-        Store<Acc, kRows>(peaks + g * kRows, peak);
-        Store<Acc, kRows>(totals + g * kRows, total);
-      }
-      Groups::AddKeys(pass.scores, pass.seen, pass.values, pass.count, depth, rows, depth);
+  KeyPanel<Acc> keys, values;
+  Pass pass;
+  for (int64_t at = begin; at < end && seeing.begin < seeing.end; at += pass.count) {
+    const int count = int(Lesser(end - at, Pass::kMostKeys));
+    keys.Transpose(k, at, count, args.padded_depth);
+    values.Copy(v, at, count, depth);
+    for (const int32_t* next = seeing.begin; next < seeing.end;) {
+      next = pass.Take(args, next, seeing.end, kMostGroupedRows);
+      pass.Meet(args, at, count);
+      pass.Dots({states.q, args.padded_depth, pass.rows}, keys, scores);
+      for (int i = 0; i < pass.height; ++i) AddScores(pass, i, scores, states, depth);
+      pass.AddKeys(scores, values, depth, {states.sums, depth, pass.rows});
     }
-    pass.Scatter(rows, depth, states.sums);
-    pass.ScatterOne(peaks, states.peaks);
-    pass.ScatterOne(totals, states.totals);
   }
 }
 

@@ -24,14 +24,13 @@ struct AttentionCall {
   Workspace memory;
 };
 
-// How many block rows a task takes against all blocks of keys: so many rows that on average 64, as
-// many as are taken together, see a block, but few enough for tasks on all threads. Results do not
-// depend on it.
+// How many block rows a task takes against all blocks of keys: so many rows that on average 256,
+// four passes, see a block, but few enough for tasks on all threads. Results do not depend on it.
 int64_t BlockRowsOfTask(const AttentionProblem& problem, int64_t block_rows, int64_t threads) {
-  constexpr int64_t kFewestRows = 256, kMostRows = 4096, kTogether = 64, kTasksOfThread = 4;
+  constexpr int64_t kFewestRows = 256, kMostRows = 4096, kSeeing = 256, kTasksOfThread = 4;
   const int64_t stored = problem.offsets[block_rows];
   const int64_t of_row = std::max<int64_t>(stored / std::max<int64_t>(block_rows, 1), 1);
-  const int64_t full = kTogether * problem.blocks.count / of_row;
+  const int64_t full = kSeeing * problem.blocks.count / of_row;
   const int64_t all =
       block_rows * problem.length * std::max<int64_t>(problem.batch * problem.heads, 1);
   const int64_t busy = all / std::max<int64_t>(kTasksOfThread * threads, 1);

@@ -9,12 +9,31 @@
 
 namespace sgap::SGAP_ISA {
 
+// Vectors of a product, or groups of its rows.
+constexpr int kTileVectors = kVectorBytes == 64 ? 4 : 3;
+
+// Calls body(how many as a constant, the first) for all of `count`: kTileVectors at a time, and the
+// last ones in twos and threes rather than alone.
+template <typename Body>
+void ForTiles(int count, Body&& body) {
+  int i = 0;
+  for (; count - i == kTileVectors || count - i > kTileVectors + 1; i += kTileVectors) {
+    body(std::integral_constant<int, kTileVectors>(), i);
+  }
+  if (count - i == 3 || count - i == 5) {
+    body(std::integral_constant<int, 3>(), i);
+    i += 3;
+  }
+  for (; count - i >= 2; i += 2) body(std::integral_constant<int, 2>(), i);
+  if (i < count) body(std::integral_constant<int, 1>(), i);
+}
+
 template <typename Acc>
 struct RowGroups {
   static constexpr int kRows = kLanes<Acc>;  // of a group
   static constexpr int kMost = kMostGroupedRows / kRows;
   static constexpr int kMostKeys = 64;  // of a block: its scores and values stay in the cache
-  static constexpr int kTogether = 4, kColumns = kVectorBytes == 64 ? 4 : 3;
+  static constexpr int kTogether = 4, kColumns = kTileVectors;
   static constexpr int kRowsTogether = kRows < 4 ? kRows : 4;
   static constexpr int kAhead = 8;  // how many keys ahead of its loads a product prefetches
   using Tile = AttentionTile<Acc, kRows>;
@@ -111,23 +130,6 @@ struct RowGroups {
   }
 
   static V Everywhere(Acc x) { return Kept(x - V{}); }
-
-  // Calls body(how many as a constant, the first) for all of `count`: kColumns at a time, and the
-  // last ones in twos and threes rather than alone.
-  template <typename Body>
-  static void ForTiles(int count, Body&& body) {
-    static_assert(kColumns == 3 || kColumns == 4);
-    int i = 0;
-    for (; count - i == kColumns || count - i > kColumns + 1; i += kColumns) {
-      body(std::integral_constant<int, kColumns>(), i);
-    }
-    if (count - i == 3 || count - i == 5) {
-      body(std::integral_constant<int, 3>(), i);
-      i += 3;
-    }
-    for (; count - i >= 2; i += 2) body(std::integral_constant<int, 2>(), i);
-    if (i < count) body(std::integral_constant<int, 1>(), i);
-  }
 
   template <int kGroups>
   static void DotsAt(const Acc* left, int64_t depth, const Acc* const* keys, Acc* scores) {
