@@ -245,7 +245,8 @@ def tune(
       operands: concrete arrays and SparseArrays: any pytrees.
       candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler`;
         None is a candidate too. By default `candidate_schedules` of the problem of the first kernel
-        that `run` calls; of an `einsum` or `evaluate` that runs as compiled loops, on the CPU, None
+        that `run` calls, after None where that is none of them, as attention block after block is
+        none; of an `einsum` or `evaluate` that runs as compiled loops, on the CPU, None
         and the presets of its expression with tasks of 1 to 256 rows.
       deterministic: of the default candidates, only those that give the same bits at each call;
         None: those too that do not if the default is one of them (`candidate_schedules`).
@@ -295,6 +296,8 @@ def tune(
             f"tune: {problem.op} has no kernels for {problem.dtype} on {problem.platform}: "
             "there is nothing to choose"
         )
+    elif problem.op == "attention" and problem.platform == "cpu":
+        own = _with_default(run, operands, own)
     path = _path(run, operands, problem, own)
     if path is not None and not again and (kept := _read(path, own, seconds)) is not None:
         return kept
@@ -316,6 +319,15 @@ def check_seconds(op: str, seconds: Any) -> None:
         raise ValueError(
             f"{op}: seconds must be finite, got {got or repr(seconds)}: it would never end"
         )
+
+
+def _with_default(run: Callable, operands: tuple, candidates: tuple) -> tuple:
+    """The candidates, after None if that runs as another program than the first of them: no
+    schedule names attention block after block."""
+    default, first = (
+        _repeated(run, schedule, 1).lower(*operands).as_text() for schedule in (None, candidates[0])
+    )
+    return candidates if default == first else (None, *candidates)
 
 
 def _loops(expression: Assign, platform: str, deterministic: bool | None) -> tuple:

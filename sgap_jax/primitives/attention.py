@@ -149,8 +149,8 @@ def sparse_attention(
       schedule: None for the default, which on the CPU takes BCSR(r, c) with few rows r block after
         block, and else as column vectors; `Unfused()`, `Reference()`, a `CpuTile` of some
         nonzeros, for bfloat16 in vectors of 4 to 32 rows an `OctetTile` (`tile_n=32, tile_k=64`) on
-        the CPU, or on CUDA an `AttentionTile`. No schedule names block after block: `tune` measures
-        it where None is among its candidates.
+        the CPU, or on CUDA an `AttentionTile`. No schedule names block after block: to `tune` it is
+        the candidate None.
 
     Returns:
       O [B, L, H, Dv] ([L, H, Dv] as q) in the promoted dtype of q, k and v. Scores, probabilities

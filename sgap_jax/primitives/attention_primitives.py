@@ -163,8 +163,8 @@ def _tell_blocks(
         "rule:    schedule None: so many rows see a block that its keys are loaded once for all",
         True,
         lambda: (
-            "others:  CpuTile(), Unfused(): column vectors, row after row; `tune` knows those, and "
-            "measures this one as the candidate None\n"
+            "others:  CpuTile(), Unfused(): column vectors, row after row; `tune` measures "
+            "this one as the candidate None\n"
             "parallel for rows of task:\n"
             "  for block of keys:\n"
             "    for up to 64 rows of task that see the block: attention"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from sgap_jax import (
+    BCSR,
     CSF,
     CSR,
     CVS,
@@ -27,6 +28,7 @@ from sgap_jax import (
     RowStatistics,
     ScheduleError,
     SparseArray,
+    Unfused,
     candidate_schedules,
     choose_schedule,
     einsum,
@@ -250,6 +252,18 @@ def test_none_and_schedules_of_other_kinds_are_candidates():
     tuned = tune(spmm, pattern(), B, candidates=[None, Reference(), None], seconds=1e-3)
     assert {schedule for schedule, _ in tuned.times} == {None, Reference()}
     assert tuned.default is None
+
+
+def test_attention_over_blocks_is_timed_as_none_too():
+    blocks = np.ones((64, 4), bool)  # every row sees every block: block after block, by default
+    A = SparseArray.from_dense(np.kron(blocks, np.ones((1, 16), np.float32)), format=BCSR(1, 16))
+    q, k, v = dense(64, 2, 16), dense(64, 2, 16), dense(64, 2, 16)
+    tuned = tune(sparse_attention, q, k, v, A, seconds=1e-3)
+    assert tuned.default is None
+    assert {schedule for schedule, _ in tuned.times} == {None, CpuTile(), Unfused()}
+    assert tune(sparse_attention, q, k, v, A, seconds=1e-3) == tuned  # from the file
+    few = SparseArray.from_dense(np.eye(64, dtype=np.float32), format=BCSR(1, 16))
+    assert tune(sparse_attention, q, k, v, few, seconds=1e-3).default == CpuTile()
 
 
 def test_chains_of_the_compiler_are_candidates():
