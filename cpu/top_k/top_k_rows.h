@@ -1,7 +1,7 @@
-// The selection of one row. A threshold from a sample of the row leaves few more than k candidates
-// in one pass over the scores; a search over their keys then finds the k-th greatest, and the
-// candidates, which are by ascending column, are written from there up. The result is exact
-// whatever the sample says: with too few candidates the whole row is one.
+// The selection of one row. A threshold from the row before, or from a sample of this one, leaves
+// few more than k candidates in one pass over the scores; a search over their keys then finds the
+// k-th greatest, and the candidates, which are by ascending column, are written from there up. The
+// result is exact whatever the threshold is: with too few candidates the whole row is one.
 #pragma once
 
 #include <cstdint>
@@ -381,15 +381,34 @@ struct RowScratch {
 
   char* End(int64_t size) const { return reinterpret_cast<char*>(columns + size + 16); }
 
+  // How many candidates more than k are asked for.
+  static int64_t Few(int64_t k) { return int64_t(4 * __builtin_sqrt(double(k))) + 4; }
+
   // A threshold that leaves k and a few more of a row like this one, whose k-th score is `kth` of
   // more candidates: on a straight line to the last of these.
   void TryNext(Acc kth, int64_t candidates, int64_t k) {
-    const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
-    const double found = (double(KeyOf(kth)) - double(KeyOf(reached))) / double(candidates - k);
-    key_distance = key_distance > 0 ? 0.75 * key_distance + 0.25 * found : found;
-    guess_apart = 0.7 * __builtin_sqrt(double(few)) + 1;  // of these as many as the root are more
+    const int64_t few = Few(k);
+    Learn(kth, reached, candidates - k, few);
     if (candidates <= k + 2 * few) return;
     threshold = kth - (kth - reached) * (Acc(few) / Acc(candidates - k));
+  }
+
+  // The same for a row that is too short for a sample, all of whose keys are at hand.
+  void TryNextOfShort(Acc kth, const Key<Acc>* keys, int64_t count, int64_t k) {
+    const int64_t few = Few(k);
+    if (without_trial > 0 || count < k + 2 * few) return;
+    const Key<Acc> key = KeyOfRank(keys, count, k + few, few / 4);
+    if (key <= kAbsent<Acc> + 1) return;
+    threshold = ScoreOf<Acc>(key);
+    Learn(kth, threshold, few, few);
+  }
+
+ private:
+  // `apart` candidates are between the k-th score and another one.
+  void Learn(Acc kth, Acc other, int64_t apart, int64_t few) {
+    const double found = (double(KeyOf(kth)) - double(KeyOf(other))) / double(apart);
+    key_distance = key_distance > 0 ? 0.75 * key_distance + 0.25 * found : found;
+    guess_apart = 0.7 * __builtin_sqrt(double(few)) + 1;  // of these as many as the root are more
   }
 };
 
@@ -555,7 +574,8 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
   if (selected > k) {
     last = RankKeys(keys, candidates, k, 0, some ? scratch.Guess(candidates, k) : KeyGuess{});
     selected = k;
-    if (some) scratch.TryNext(ScoreOf<Acc>(last.key), candidates, k);
+    const Acc kth = ScoreOf<Acc>(last.key);
+    some ? scratch.TryNext(kth, candidates, k) : scratch.TryNextOfShort(kth, keys, candidates, k);
   }
   const auto write =
       last.from == selected ? WriteSelected<false, Acc, K> : WriteSelected<true, Acc, K>;

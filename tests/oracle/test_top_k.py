@@ -81,9 +81,10 @@ def test_rows_like_the_one_before_and_others(dtype, isa):
     like[100:103], like[103:106] = -INF, INF
     scores = cast(like, dtype)
     limits = np.where(np.arange(160) < 130, 600, 600 - np.arange(160)).astype(np.int32)
-    for k in (3, 40, 200):
-        found = selected(scores[None], k, limits[None], isa)
-        same([x[0] for x in found], expected(scores, k, limits), f"k = {k}")
+    for n, k in ((600, 3), (600, 40), (600, 200), (100, 3), (100, 40)):  # few are not sampled
+        own, last = scores[:, :n], np.minimum(limits, n)
+        found = selected(own[None], k, last[None], isa)
+        same([x[0] for x in found], expected(own, k, last), f"n = {n}, k = {k}")
 
 
 @pytest.mark.parametrize("isa", kernel_isas())
