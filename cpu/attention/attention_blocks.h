@@ -100,7 +100,6 @@ struct KeyPanel {
 template <typename Acc>
 struct BlockPass {
   static constexpr int kSize = kLanes<Acc>, kMostKeys = KeyPanel<Acc>::kMostKeys;
-  static constexpr int kTogether = 4;  // rows or keys of a product
   using V = Vector<Acc, kSize>;
   using Scores = Acc[kMostGroupedRows * kMostKeys];  // [rows, kMostKeys]
 
@@ -143,7 +142,7 @@ struct BlockPass {
     }
   }
 
-  // Row i of scores, with -inf for the keys of its last vector that it does not see.
+  // How many vectors of row i have keys that it sees; makes -inf of the others in the last of them.
   int MaskLast(Acc* own, int i) const {
     const int whole = sees[i] / kSize, rest = sees[i] % kSize;
     if (rest == 0) return whole;
@@ -163,17 +162,10 @@ struct BlockPass {
   void Dots(SomeRows<const Acc> from, const KeyPanel<Acc>& keys, Acc* scores) const {
     const SomeRows<Acc> to{scores, kMostKeys};
     ForTiles(vectors, [&](auto columns, int first) {
-      int i = 0;
-      while (i < height && sees[i] <= first * kSize) ++i;
-      for (int together = kTogether; i < height; i += together) {
-        const auto at = [&](auto number) {
-          Multiply<decltype(number)::value, decltype(columns)::value, false>(from, i, keys, first,
-                                                                             int(keys.length), to);
-        };
-        if (height - i < kTogether) together = 1;
-        together == 1 ? at(std::integral_constant<int, 1>())
-                      : at(std::integral_constant<int, kTogether>());
-      }
+      InFours(FirstThatSees(first * kSize, 0), height, [&](auto number, int i) {
+        Multiply<decltype(number)::value, decltype(columns)::value, false>(from, i, keys, first,
+                                                                           int(keys.length), to);
+      });
     });
   }
 
@@ -182,15 +174,11 @@ struct BlockPass {
                SomeRows<Acc> to) const {
     const SomeRows<const Acc> from{weights, kMostKeys};
     ForTiles(int(depth / kSize), [&](auto columns, int first) {
-      for (int i = 0, together = kTogether; i < height; i += together) {
-        const auto at = [&](auto number) {
-          Multiply<decltype(number)::value, decltype(columns)::value, true>(
-              from, i, keys, first, sees[i + decltype(number)::value - 1], to);
-        };
-        if (height - i < kTogether) together = 1;
-        together == 1 ? at(std::integral_constant<int, 1>())
-                      : at(std::integral_constant<int, kTogether>());
-      }
+      InFours(0, height, [&](auto number, int i) {
+        constexpr int kRows = decltype(number)::value;
+        Multiply<kRows, decltype(columns)::value, true>(from, i, keys, first, sees[i + kRows - 1],
+                                                        to);
+      });
     });
   }
 
@@ -198,22 +186,30 @@ struct BlockPass {
   void AddRows(const Acc* weights, const Acc* from, int64_t depth, SomeRows<Acc> to) const {
     ForTiles(int(depth / kSize), [&](auto columns, int first) {
       int i = 0;
-      for (int j = 0, together = kTogether; j < count; j += together) {
-        while (i < height && sees[i] <= j) ++i;
-        const auto at = [&](auto number) {
-          AddRowsAt<decltype(number)::value, decltype(columns)::value>(
-              weights + i * kMostKeys + j, from + i * depth + first * kSize, depth, height - i, to,
-              j, first);
-        };
-        if (count - j < kTogether) together = 1;
-        together == 1 ? at(std::integral_constant<int, 1>())
-                      : at(std::integral_constant<int, kTogether>());
-      }
+      InFours(0, count, [&](auto number, int j) {
+        i = FirstThatSees(j, i);
+        AddRowsAt<decltype(number)::value, decltype(columns)::value>(
+            weights + i * kMostKeys + j, from + i * depth + first * kSize, depth, height - i, to, j,
+            first);
+      });
     });
   }
 
  private:
   static V Everywhere(Acc x) { return Kept(x - V{}); }
+
+  // Calls body(how many as a constant, the first) for four at a time, and for each of the last.
+  template <typename Body>
+  static void InFours(int begin, int end, Body&& body) {
+    for (; begin + 4 <= end; begin += 4) body(std::integral_constant<int, 4>(), begin);
+    for (; begin < end; ++begin) body(std::integral_constant<int, 1>(), begin);
+  }
+
+  // The first row, from the i-th on, that sees key j or a later one.
+  int FirstThatSees(int j, int i) const {
+    while (i < height && sees[i] <= j) ++i;
+    return i;
+  }
 
   // to[i + r] [+]= the sum over j < number of from[i + r][j] * panel[j], of kOf of its vectors from
   // the first-th on.

@@ -46,9 +46,9 @@ CORE = ("freeze", "grad", "oracle")
 
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
 # runs; in `all`, of the variants that bring each value.
-BUDGET = {"check": 0.5, "test": 0.5, "all": 4}
+BUDGET = {"check": 0.5, "test": 0.5, "all": 2}
 ALONE = {"check": 0.7, "test": 0.7}
-VALUES = 12
+VALUES = 6
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
 _QUICK = 0.5  # functions quicker than this are not listed
