@@ -60,8 +60,8 @@ def top_k(
         such as `lambda rows, columns: q[rows] @ k[columns].T`. It needs `shape`, is differentiable
         in what it closes over, a tile at a time, and belongs under `jax.jit`.
       k: how many at most, static; all if more than n.
-      causal: only entries (i, j) with j <= i + N - M of the result [M, N], so the last row sees all;
-        of vectors and blocks those with such an entry. Tiles leave out most of the other columns.
+      causal: only entries (i, j) with j <= i + N - M of the result [M, N]: the last row sees all.
+        Of vectors and blocks those with such an entry. Tiles leave out most of the other columns.
       lengths: int32 [m] or scalar, may be traced: only columns j < lengths[i].
       keep: columns that come before all others, such as the own and the first block; those with a
         score of -infinity too. They count among the k; with it the two least finite numbers of the
