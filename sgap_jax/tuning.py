@@ -245,9 +245,10 @@ def tune(
       operands: concrete arrays and SparseArrays: any pytrees.
       candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler`;
         None is a candidate too. By default `candidate_schedules` of the problem of the first kernel
-        that `run` calls, after None where that is none of them, as attention block after block is
-        none; of an `einsum` or `evaluate` that runs as compiled loops, on the CPU, None
-        and the presets of its expression with tasks of 1 to 256 rows.
+        that `run` calls, after None where that is attention that none of them names (block
+        after block, or over pieces of a large pattern's keys); of an `einsum` or `evaluate` that
+        runs as compiled loops, on the CPU, None and the presets of its expression with tasks of 1
+        to 256 rows.
       deterministic: of the default candidates, only those that give the same bits at each call;
         None: those too that do not if the default is one of them (`candidate_schedules`).
       seconds: time to measure, not counting the compilation and a first sample of each candidate;
@@ -323,7 +324,7 @@ def check_seconds(op: str, seconds: Any) -> None:
 
 def _with_default(run: Callable, operands: tuple, candidates: tuple) -> tuple:
     """The candidates, after None if that runs as another program than the first of them: no
-    schedule names attention block after block."""
+    schedule names attention block after block, or over pieces of a large pattern's keys."""
     default, first = (
         _repeated(run, schedule, 1).lower(*operands).as_text() for schedule in (None, candidates[0])
     )

@@ -4,9 +4,10 @@
 // known of a row is kept in memory from one block to the next; a row meets its blocks in ascending
 // order.
 //
-// All products have numbers of four rows, each repeated in the lanes of a register, and vectors of
-// a panel, which is made once for a block and fits into the cache: of the keys transposed for
-// scores, of the values for the sums of a row. So a row is used where it lies.
+// A product has numbers of four rows, each repeated in the lanes of a register, and vectors of a
+// panel, which is made once for a block and fits into the cache: of the keys transposed for scores,
+// of the values for the sums of a row. So rows are used where they lie, but for the sums of keys in
+// the backward pass, whose vectors are those of the rows: it gathers them.
 #pragma once
 
 #include "cpu/attention/attention_groups.h"
@@ -106,7 +107,7 @@ struct BlockPass {
   int height;                      // rows
   int64_t rows[kMostGroupedRows];  // ascending
   int count, vectors;              // keys, and vectors of these
-  int sees[kMostGroupedRows];      // how many of the keys each row sees, the first ones; ascending
+  int sees[kMostGroupedRows];      // how many of the keys each row sees, the first ones; ascends
 
   // Takes up to `most` rows, those of the block rows from `next` on, and returns the first block
   // row that the next pass is to take. A block row that comes again, as a traced structure may
@@ -163,7 +164,7 @@ struct BlockPass {
     const SomeRows<Acc> to{scores, kMostKeys};
     ForTiles(vectors, [&](auto columns, int first) {
       InFours(FirstThatSees(first * kSize, 0), height, [&](auto number, int i) {
-        Multiply<decltype(number)::value, decltype(columns)::value, false>(from, i, keys, first,
+        Multiply<decltype(number)::value, decltype(columns)::value, false>(from, i, keys, first, 0,
                                                                            int(keys.length), to);
       });
     });
@@ -175,9 +176,15 @@ struct BlockPass {
     const SomeRows<const Acc> from{weights, kMostKeys};
     ForTiles(int(depth / kSize), [&](auto columns, int first) {
       InFours(0, height, [&](auto number, int i) {
-        constexpr int kRows = decltype(number)::value;
-        Multiply<kRows, decltype(columns)::value, true>(from, i, keys, first, sees[i + kRows - 1],
-                                                        to);
+        constexpr int kRows = decltype(number)::value, kOf = decltype(columns)::value;
+        Multiply<kRows, kOf, true>(from, i, keys, first, 0, sees[i], to);
+        // Zero times what a row does not see may be NaN, and which rows go together depends on the
+        // number of threads.
+        for (int r = 1; r < kRows; ++r) {
+          if (sees[i + r] > sees[i]) {
+            Multiply<1, kOf, true>(from, i + r, keys, first, sees[i], sees[i + r], to);
+          }
+        }
       });
     });
   }
@@ -211,11 +218,11 @@ struct BlockPass {
     return i;
   }
 
-  // to[i + r] [+]= the sum over j < number of from[i + r][j] * panel[j], of kOf of its vectors from
-  // the first-th on.
+  // to[i + r] [+]= the sum over begin <= j < end of from[i + r][j] * panel[j], of kOf of its
+  // vectors from the first-th on.
   template <int kRows, int kOf, bool kAdds>
   static void Multiply(SomeRows<const Acc> from, int i, const KeyPanel<Acc>& panel, int first,
-                       int number, SomeRows<Acc> to) {
+                       int begin, int end, SomeRows<Acc> to) {
     const Acc *weights[kRows], *numbers[kOf];
     Acc* targets[kRows];
     V sums[kRows][kOf] = {};
@@ -228,7 +235,7 @@ struct BlockPass {
 #pragma GCC unroll 4
       for (int c = 0; c < kOf && kAdds; ++c) sums[r][c] = Load<Acc, kSize>(targets[r] + c * kSize);
     }
-    for (int64_t j = 0; j < number; ++j) {
+    for (int64_t j = begin; j < end; ++j) {
       V x[kOf];
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kSize>(numbers[c] + j * kSize);
@@ -246,9 +253,9 @@ struct BlockPass {
     }
   }
 
-  // kKeys keys from the j-th on, and kOf vectors of their features.
+  // Adds the last `count` rows to kKeys keys from the j-th on, kOf vectors from the first-th on.
   template <int kKeys, int kOf>
-  static void AddRowsAt(const Acc* weights, const Acc* from, int64_t depth, int number,
+  static void AddRowsAt(const Acc* weights, const Acc* from, int64_t depth, int count,
                         SomeRows<Acc> to, int j, int first) {
     V sums[kKeys][kOf];
     Acc* targets[kKeys];
@@ -258,7 +265,7 @@ struct BlockPass {
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) sums[k][c] = Load<Acc, kSize>(targets[k] + c * kSize);
     }
-    for (int i = 0; i < number; ++i, weights += kMostKeys, from += depth) {
+    for (int i = 0; i < count; ++i, weights += kMostKeys, from += depth) {
       V x[kOf];
 #pragma GCC unroll 4
       for (int c = 0; c < kOf; ++c) x[c] = Load<Acc, kSize>(from + c * kSize);

@@ -16,6 +16,7 @@ constexpr int kTileVectors = kVectorBytes == 64 ? 4 : 3;
 // last ones in twos and threes rather than alone.
 template <typename Body>
 void ForTiles(int count, Body&& body) {
+  static_assert(kTileVectors == 3 || kTileVectors == 4);
   int i = 0;
   for (; count - i == kTileVectors || count - i > kTileVectors + 1; i += kTileVectors) {
     body(std::integral_constant<int, kTileVectors>(), i);

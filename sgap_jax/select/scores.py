@@ -116,8 +116,8 @@ def checked_scores(
 
 
 def _columns_seen(row: Any, shape: tuple[int, int], format: Format) -> Any:
-    """Before which column of the grid those lie that the causal rows of `row` see, from its last
-    one's; may be negative, or beyond the grid."""
+    """How many columns of the grid have an entry that the last row in row `row` of the grid sees
+    under a causal mask; may be negative, or more than there are."""
     height, width = vectors.tile(format)
     return (row * height + (height - 1 + shape[1] - shape[0])) // width + 1
 
@@ -135,8 +135,10 @@ def bands(
     found = []
     for part in range(parts):
         begin, end = count * part // parts, count * (part + 1) // parts
-        last = min(end * rows, m) - 1
-        columns = min(max(_columns_seen(last, shape, format), 1), n) if causal else n
+        columns = n
+        if causal:
+            seen = _columns_seen(min(end * rows, m) - 1, shape, format)
+            columns = min(max(seen, 1), n)
         found.append(Band(begin * rows, end - begin, rows, columns))
     return tuple(found)
 
@@ -171,8 +173,9 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
 
 
 def _looped(of_tile: Callable, band: Band) -> Any:
-    """`lax.map` without derivatives. A mapped `scan` first copies all that it reads with the mapped
-    axis in front, a `while` reads it where it is: the heads of q, here."""
+    """`lax.map` of what has no derivative, as the scores of a product, which are there to be
+    ranked. A mapped `scan` first copies all that it reads with the mapped axis in front, a `while`
+    reads it where it is: the heads of q, here."""
 
     def room(x: jax.ShapeDtypeStruct) -> jax.Array:
         return structure.varying_like(jnp.zeros((band.tiles, *x.shape), x.dtype), x)

@@ -101,6 +101,22 @@ def test_as_row_by_row(length, width, rows, keys, widths, dtype, isa):
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
 
 
+@pytest.mark.parametrize("isa", kernel_isas())
+def test_rows_before_a_key_do_not_see_that_it_is_nan(isa):
+    """Several rows are taken together, and zero times NaN is NaN."""
+    rows, key, width = 90, 39, 16
+    q, k, v, sinks, _, dout, dlse = given(rows, rows, (20, 20), "float32", np.random.default_rng(5))
+    k[:, key], v[:, key] = np.nan, np.nan
+    count = -(-rows // width)
+    every = np.arange(rows + 1, dtype=np.int32) * count, np.tile(np.arange(count), rows)
+    x = q, k, v, sinks, np.full((1, 1), rows, np.int32), dout, dlse
+    attrs, blocks = dict(vector_length=1, block_width=width), (every[0], np.int32(every[1]))
+    _, (out, lse, dq, *_) = both_ways("blocks", attrs, ({}, dict(pieces=1)), blocks, x, isa)
+    for found in (out, lse, dq):
+        finite = np.isfinite(found).all((0, *range(2, found.ndim)))
+        np.testing.assert_array_equal(finite, np.arange(rows) < key)
+
+
 @pytest.mark.parametrize("threads", [1, 5])
 def test_many_rows_have_the_same_bits_as_few(threads):
     rng = np.random.default_rng(4)
