@@ -393,8 +393,8 @@ struct RowScratch {
     threshold = kth - (kth - reached) * (Acc(few) / Acc(candidates - k));
   }
 
-  // The same for a row that is too short for a sample, all of whose keys are at hand.
-  void TryNextOfShort(Acc kth, const Key<Acc>* keys, int64_t count, int64_t k) {
+  // The same for a row without a threshold, as short rows are at first: all its keys are at hand.
+  void TryNextOfWhole(Acc kth, const Key<Acc>* keys, int64_t count, int64_t k) {
     const int64_t few = Few(k);
     if (without_trial > 0 || count < k + 2 * few) return;
     const Key<Acc> key = KeyOfRank(keys, count, k + few, few / 4);
@@ -575,7 +575,7 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
     last = RankKeys(keys, candidates, k, 0, some ? scratch.Guess(candidates, k) : KeyGuess{});
     selected = k;
     const Acc kth = ScoreOf<Acc>(last.key);
-    some ? scratch.TryNext(kth, candidates, k) : scratch.TryNextOfShort(kth, keys, candidates, k);
+    some ? scratch.TryNext(kth, candidates, k) : scratch.TryNextOfWhole(kth, keys, candidates, k);
   }
   const auto write =
       last.from == selected ? WriteSelected<false, Acc, K> : WriteSelected<true, Acc, K>;
