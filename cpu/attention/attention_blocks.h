@@ -143,7 +143,8 @@ struct BlockPass {
     }
   }
 
-  // How many vectors of row i have keys that it sees; makes -inf of the others in the last of them.
+  // Returns how many vectors of scores have keys that row i sees, and sets the scores of the other
+  // keys in the last of these to -inf.
   int MaskLast(Acc* own, int i) const {
     const int whole = sees[i] / kSize, rest = sees[i] % kSize;
     if (rest == 0) return whole;
@@ -154,7 +155,7 @@ struct BlockPass {
     return whole + 1;
   }
 
-  // The scores of a row from a vector on: of keys that it does not see.
+  // Sets the scores of a row to zero from a vector on: it sees none of these keys.
   void ClearFrom(Acc* own, int vector) const {
     for (; vector < vectors; ++vector) Store<Acc, kSize>(own + vector * kSize, V{});
   }

@@ -35,8 +35,9 @@ void BeginRows(const AttentionArgs& args, int64_t batch, int64_t head, int64_t b
   }
 }
 
-// The softmax of row i: takes the scores of the keys that it sees into its statistics, to whose
-// peak its sums are relative then, and makes exp(s - peak) of them.
+// The softmax of row i of the pass, with the keys that it sees: updates its greatest score (peak)
+// and its sum of exp(s - peak) (total), rescales its sums of values where the peak has grown, and
+// puts exp(s - peak) in the place of the scores.
 template <typename Acc>
 void AddScores(const BlockPass<Acc>& pass, int i, Acc* scores, const BlockStates<Acc>& states,
                int64_t depth) {

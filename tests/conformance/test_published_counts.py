@@ -77,7 +77,7 @@ SINGLE = ("float, float4, float4, 4, 32, 64, 8, 4, false, true, 8", "KernelWithB
 HALF = ("half2, half8, half8, 4, 32, 32, 8, 4, false", "Kernel")
 
 
-@pytest.mark.tier("every")
+@pytest.mark.tier("all")
 def test_half_precision_misses_as_much_less_of_l1_as_published(tmp_path):
     """Sectors that Sputnik's SpMM misses in L1 in half precision over those in single precision:
     0.51 measured (48.77% fewer). Replayed it is 0.43: a sixth less, with caches that are fully

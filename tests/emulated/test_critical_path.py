@@ -240,7 +240,8 @@ def lengths_of(launch, elements_of_block):
     return own.reshape(call.grid[0], -1)
 
 
-@pytest.mark.tier("every")
+@pytest.mark.tier("all")
+@pytest.mark.seconds(all=45)
 def test_attention_on_tensor_cores_with_global_tokens_against_rows_of_one_length():
     """Of 16384 and of 4096 tokens 8 see and are seen by all, 8 heads of 64 features, against as
     many entries in rows of one length: forward with its merge, and dQ, take at most 1.3 of the
