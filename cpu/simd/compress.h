@@ -6,6 +6,13 @@
 
 namespace sgap::SGAP_ISA {
 
+// Whether PackBits takes as long for 16 bits as for one.
+#if defined(__AVX512VBMI2__)
+constexpr bool kPacksBits = true;
+#else
+constexpr bool kPacksBits = false;
+#endif
+
 #if defined(__AVX512DQ__)
 // The lanes of the mask, in order, in a register: stores that compress take several times as long
 // on some processors. Into zeros of its own: on Zen 4 the instruction waits for what was in the
