@@ -125,9 +125,10 @@ def _columns_seen(row: Any, shape: tuple[int, int], format: Format) -> Any:
 def bands(
     scores: Scores, grid: tuple[int, int], shape: tuple[int, int], format: Format, causal: bool
 ) -> tuple[Band, ...]:
-    """The tiles of all rows; given scores are one tile."""
+    """The tiles of all rows; given scores are one tile, and so are those of a symbolic number of
+    rows."""
     m, n = grid
-    if not scores.in_tiles:
+    if not scores.in_tiles or export.is_symbolic_dim(m):
         return (Band(0, 1, m, n),)
     rows, few = (max(size // max(n, 1), _LEAST_ROWS) for size in (_TILE_SCORES, _FEW))
     count = max(-(-m // min(rows, max(few, _ROWS_OF_FEW))), 1)

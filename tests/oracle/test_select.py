@@ -23,6 +23,7 @@ from sgap_jax import (
     spmm,
 )
 from sgap_jax.formats import checks, vectors
+from sgap_jax.runtime.native import info
 from sgap_jax.select import scores as tiles
 from sgap_jax.select.threshold import _entries
 
@@ -406,6 +407,19 @@ def test_no_array_of_all_scores(of, monkeypatch):
 
 
 @pytest.mark.tier("all")
+def test_exported_for_any_number_of_rows():
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    (m,) = jax.export.symbolic_shape("m")
+    keys = np.random.default_rng(5).standard_normal((40, 8)).astype(np.float32)
+    f = jax.jit(lambda q: select.top_k((q, keys), 6, causal=True).todense())
+    exported = jax.export.export(f, disabled_checks=allowed)(
+        jax.ShapeDtypeStruct((m, 8), "float32")
+    )
+    for rows in (1, 7, 60):
+        q = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        np.testing.assert_allclose(exported.call(q), f(q), rtol=1e-5)
+
+
 def test_in_shard_map():
     q, k = jnp.asarray(integers(2 * M, 2)), jnp.asarray(integers(N, 2))
 
