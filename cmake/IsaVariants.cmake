@@ -7,7 +7,7 @@ set(SGAP_ISA_FLAGS_avx512
     -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
 
 # These have the kernels of SGAP_ISA_BASE, but for those of matrix tiles (cpu/simd/tiles.h), of bfloat16 in pairs
-# (cpu/simd/pairs.h) and of integers (cpu/top_k/); those of pairs are those of SGAP_ISA_PAIRS.
+# (cpu/simd/pairs.h) and of integers (SGAP_INTEGER_KERNEL in cpu/kernels.def); those of pairs are those of SGAP_ISA_PAIRS.
 # The assembler knows AMX; the compiler need not.
 set(SGAP_ISA_FLAGS_avx512_bf16 ${SGAP_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi2 -mbmi2)
 set(SGAP_ISA_FLAGS_amx ${SGAP_ISA_FLAGS_avx512_bf16} -DSGAP_AMX=1)

@@ -10,8 +10,8 @@
 #include "cpu/sparse_softmax/sparse_softmax.h"
 #include "cpu/spmm/spmm.h"
 
-// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles, and in those of
-// bfloat16 in pairs, which SGAP_PAIR_ISA has, itself or another one.
+// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles and of integers, and
+// in those of bfloat16 in pairs, which SGAP_PAIR_ISA has, itself or another one.
 namespace sgap::SGAP_BASE_ISA {
 #define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
 #include "cpu/kernels.def"

@@ -1,7 +1,7 @@
 // The phases of a step in which the groups of a sparse matrix move (regrow.h).
 #include "cpu/regrow/regrow.h"
 #include "cpu/simd/simd.h"
-#include "cpu/top_k/top_k_rows.h"
+#include "cpu/top_k/top_k_ranks.h"
 
 namespace sgap::SGAP_ISA {
 namespace {

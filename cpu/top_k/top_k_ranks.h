@@ -268,7 +268,8 @@ struct KeyGuess {
   }
 };
 
-// Pivots around the key of rank `rank` of `count`, by a few of the keys.
+// Pivots around the key of rank `rank` of `count`, by a few of the keys. Behind a key that several
+// of these have comes the next greater one: if the rank is among equal keys, two pivots bound them.
 template <typename K>
 inline void SamplePivots(const K* keys, int64_t count, int64_t rank, K* pivots) {
   constexpr int kMost = FewKeys<K>::kMost;
@@ -282,7 +283,8 @@ inline void SamplePivots(const K* keys, int64_t count, int64_t rank, K* pivots) 
   for (int j = 0; j < kPivots; ++j) {
     const int place = middle + 6 - 3 * j;
     const K key = sample.OfRank(place < 1 ? 1 : place < kMost ? place : kMost).key;
-    pivots[j] = key > ~kGreatestKey<K> ? key : ~kGreatestKey<K> + 1;
+    const K last = j > 0 ? pivots[j - 1] : ~kGreatestKey<K>;
+    pivots[j] = key > last || last == kGreatestKey<K> ? key : last + 1;
   }
 }
 
@@ -318,6 +320,15 @@ RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
     if (step == 0 && !bounded) Tighten(keys, count, range);
     const U span = U(range.high) - U(range.low);
     if (span == 0) break;
+    if (step == 1 && guess.apart > 0) {  // the guess was wrong
+      SamplePivots(keys, count, k, pivots);
+      for (K& pivot : pivots) {
+        pivot = pivot > range.low ? pivot : range.low + 1;
+        pivot = pivot < range.high ? pivot : range.high;
+      }
+      Narrow(keys, count, k, pivots, range);
+      continue;
+    }
     // On a straight line between the counts; in turns with equal parts, as a bound.
     double first = 0.2, apart = 0.2;
     if (step % 2 == 0) {

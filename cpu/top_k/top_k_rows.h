@@ -16,8 +16,8 @@ namespace sgap::SGAP_ISA {
 constexpr int64_t kLeastSampled = 64, kMostSampled = 1024;  // scores
 constexpr int64_t kScoresOfSample = 16;                     // of the row for each of the sample
 constexpr int kMostRowsWithoutTrial = 63;
-constexpr int64_t kScoresOfFew = 16;    // for each candidate where these are few
-constexpr int64_t kBytesBetween = 512;  // of the scores prefetched between two rows
+constexpr int64_t kScoresOfFew = 16;  // at least so many of the row for each of few candidates
+constexpr int64_t kBytesAhead = 512;  // of the row after the next, prefetched with the next one
 
 // What the selection of a row needs: `size` scores and 16 more, their keys and columns. The rows of
 // a task often have like scores: the threshold of the row before is tried, and after each trial
@@ -146,13 +146,14 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   return found;
 }
 
-// The same where few of 64 scores are expected: the columns first, then the scores of these. The
-// next row but one begins to come meanwhile, so that memory is busy while this row is searched.
+// The same where few of 64 scores are expected: the columns first, then the scores of these. What
+// it prefetches begins later and ends in the row after the next, which so begins to come while this
+// one is searched.
 template <typename T>
 int64_t FewCandidates(const T* scores, int64_t count, int64_t next, Accumulator<T> least,
                       const RowScratch<T>& scratch) {
-  constexpr int64_t N = kLanes<T>, kTogether = 64, kBetween = kBytesBetween / sizeof(T);
-  const T* const ahead = scores + next + (next > 0 ? kBetween : 0);
+  constexpr int64_t N = kLanes<T>, kTogether = 64;
+  const T* const ahead = scores + next + (next > 0 ? kBytesAhead / int64_t(sizeof(T)) : 0);
   Accumulator<T>* const found_scores = scratch.scores;
   int32_t* const found_columns = scratch.columns;
   int64_t found = 0, i = 0;
@@ -168,9 +169,6 @@ int64_t FewCandidates(const T* scores, int64_t count, int64_t next, Accumulator<
   for (; i < count; i += N) {
     found += PackBits(ScoresFrom(scores + i, count - i, least), int32_t(i), found_columns + found);
   }
-  for (int64_t j = 0; next > 0 && j < kBetween; j += N) {
-    __builtin_prefetch(scores + 2 * next + j, 0, 2);
-  }
   for (int64_t j = 0; j < found; ++j) found_scores[j] = LoadScalar(scores + found_columns[j]);
   return found;
 }
@@ -184,8 +182,9 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
     if (!(least > -Acc(__builtin_inf()))) return 0;
     scratch.reached = least - scratch.margin;
     constexpr int N = kLanes<T>;
-    const bool few = kPacksBits && kScoresOfFew * (k + scratch.Few(k)) <= count;
-    const auto candidates = few                   ? FewCandidates<T>
+    // After a trial that failed there may be many, such as equal ones.
+    const bool seldom = scratch.pause == 0 && kScoresOfFew * (k + scratch.Few(k)) <= count;
+    const auto candidates = kPacksBits && seldom  ? FewCandidates<T>
                             : 16 * k <= 5 * count ? Candidates<T, N / 2>
                                                   : Candidates<T, N>;
     return candidates(scores, count, next, scratch.reached, scratch);
@@ -216,7 +215,7 @@ void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_co
   constexpr int N = kKeyLanes<K>;
   const K least = last.key;
   int64_t ties = selected - last.above, written = 0;
-  for (int64_t i = 0; i < count; i += N) {
+  for (int64_t i = 0; i < count && written < selected; i += N) {
     Vector<Acc, N> score;
     Vector<int32_t, N> column;
     __builtin_memcpy(&score, from_scores + i, sizeof(score));
@@ -224,10 +223,8 @@ void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_co
     uint32_t mask = KeysFrom(keys + i, count - i, least);
     if constexpr (kTies) {
       uint32_t equal = mask & ~KeysFrom<K>(keys + i, N, least + 1);
-      for (; __builtin_popcount(equal) > ties; equal &= ~(1u << (31 - __builtin_clz(equal)))) {
-        mask &= ~(1u << (31 - __builtin_clz(equal)));
-      }
-      ties -= __builtin_popcount(equal);
+      mask &= ~equal;
+      for (; equal != 0 && ties > 0; equal &= equal - 1, --ties) mask |= equal & -equal;
     }
     // Behind i + N nothing is written before it is read.
     written += PackLanes<Acc, N>(mask, score, column, scores + written, columns + written,
@@ -271,7 +268,8 @@ const Key<Accumulator<T>>* KeysOfCandidates(int64_t candidates, const RowScratch
 }
 
 // The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
-// Returns how many. Prefetches the scores `next` further on: those of the row that comes next.
+// Returns how many. Prefetches the scores about `next` further on: those of the row that comes
+// next.
 template <typename T>
 int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
                   int32_t* indices, T* values) {

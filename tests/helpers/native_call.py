@@ -7,8 +7,8 @@ from sgap_jax.runtime.native import native
 # XLA_FFI_DataType of the FFI's C API.
 TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h), the indexer's
-# (cpu/top_k/top_k_indexer_rounded.h) and those that round to bfloat16; both share the latter.
+# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h), of selections
+# (SGAP_INTEGER_KERNEL in cpu/kernels.def) and those that round to bfloat16; both share the latter.
 # avx512_bf16 has, in bfloat16, those of pairs too (cpu/simd/pairs.h).
 TILE_ISAS = ("avx512_bf16", "amx")
 
@@ -37,7 +37,7 @@ def run(target, operands, results, attributes, isa, threads=1):
 
 
 def kernel_isas():
-    """The instruction sets that differ in other kernels than those of matrix tiles and of pairs."""
+    """The instruction sets that differ in other kernels than those of TILE_ISAS."""
     return [isa for isa in native.supported_isas() if isa not in TILE_ISAS]
 
 
