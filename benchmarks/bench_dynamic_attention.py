@@ -345,7 +345,9 @@ def decoding(kind: str, context: int, rounds: int) -> dict:
         import torch
 
         torch.set_num_threads(machine.threads())
-        tensors = [torch.from_numpy(np.array(x)).transpose(1, 2) for x in (q, key, value)]
+        tensors = [
+            torch.from_numpy(np.array(x)).transpose(1, 2).contiguous() for x in (q, key, value)
+        ]
         attention = torch.nn.functional.scaled_dot_product_attention
 
         def in_torch():

@@ -65,6 +65,7 @@ def _in_range(A: Array, traced: bool) -> Array:
         offsets = _kernel_check(offsets, position, stored)
         single = jnp.minimum(jnp.append(position, jnp.int32(stored)), offsets[-1])
         offsets = offsets + _kernel_check(single, indices, sizes[1])[0]  # which is 0
+        indices = indices + offsets[0]
         values = jnp.where(offsets[0] == 0, values, jnp.zeros((), A.dtype))
     else:
         with structure.concrete():
@@ -83,7 +84,10 @@ def _kernel_check(offsets: jax.Array, indices: jax.Array, columns: int) -> jax.A
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
     like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
-    check = jax.ffi.ffi_call("sgap_check_csr_v1", like, vmap_method="sequential")
+    none = indices.shape[0] == 0  # of no entries a program may use nothing
+    check = jax.ffi.ffi_call(
+        "sgap_check_csr_v1", like, vmap_method="sequential", has_side_effect=none
+    )
     return check(offsets, indices, columns=np.int64(columns))
 
 
@@ -103,11 +107,13 @@ def _check_when_run(A: Array, compressed: bool, what: str) -> Array:
         )
     target = "sgap_check_csr_v1" if compressed else "sgap_check_coo_v1"
     like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
-    check = jax.ffi.ffi_call(target, like, vmap_method="sequential")
-    # The kernel returns the offsets, and the result uses those, so that XLA cannot remove the check
-    # as dead code. So do the values, for programs that use nothing else: the first offset is 0.
+    check = jax.ffi.ffi_call(target, like, vmap_method="sequential", has_side_effect=stored == 0)
+    # The kernel returns the offsets, of which the first is 0. All that the result has depends on
+    # these, so that XLA cannot remove the check as dead code whatever a program uses. Of no entries
+    # it may use nothing at all.
     of: Any = {"columns": np.int64(sizes[1])} if compressed else {"sizes": np.array(sizes)}
     offsets = check(offsets, *levels, **of)
+    levels = [level + offsets[0] for level in levels]
     values = jnp.where(offsets[0] == 0, A.values, jnp.zeros((), A.dtype))
     begins = offsets if compressed else None
     index_arrays: tuple = ((), (offsets, *levels))

@@ -105,7 +105,7 @@ def checked_scores(
         seen = _columns_seen(jnp.arange(m, dtype=jnp.int32), shape, format)
         limits = jnp.clip(seen, 0, n)
     if lengths is not None:
-        lengths = as_numbers(what, "lengths", lengths)
+        lengths = checks.as_array(lengths)
         if lengths.shape not in ((), (m,)) or not jnp.issubdtype(lengths.dtype, jnp.integer):
             raise ValueError(
                 f"{what}: lengths must be integers [{m}] or one, got {list(lengths.shape)} of "

@@ -105,7 +105,11 @@ def _threshold(
     rows, columns = (jnp.where(stored, x, 0) for x in (rows, columns))
     values = None  # of a product: sddmm's
     if callable(scores.source):
-        values = function_at_entries(what, scores.source, rows, columns)
+        if 0 in grid:
+            like = jax.eval_shape(scores.source, structure.positions(m), structure.positions(n))
+            values = jnp.zeros(nse, like.dtype)
+        else:
+            values = function_at_entries(what, scores.source, rows, columns)
     elif not scores.in_tiles:
         values = scores.source[rows, columns] if nse else jnp.zeros(0, scores.source.dtype)
     if values is not None:

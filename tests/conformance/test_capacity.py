@@ -106,6 +106,21 @@ def test_checked_inside_jit_tells_what_did_not_fit(format):
         values_only(coordinates_of("duplicates"), values).block_until_ready()
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_whatever_is_used_of_a_checked_array_is_checked(format):
+    """Each array alone, and of no entries the array as a whole, of which nothing is used."""
+    values = np.ones(COUNT, np.float32)
+
+    def checked(coordinates, values, nse):
+        return made(coordinates, values, format=format, nse=nse).checked()
+
+    leaves = jax.tree.leaves(checked(coordinates_of("all equal"), values, 3))
+    uses = [lambda c, v, i=i: jax.tree.leaves(checked(c, v, 3))[i] for i in range(len(leaves))]
+    for use in (*uses, lambda c, v: checked(c, v, 0).todense()):
+        with pytest.raises(RUN_TIME_ERRORS, match=r"expected at most nnz=[03], got"):
+            jax.block_until_ready(jax.jit(use)(coordinates_of("duplicates"), values))
+
+
 def test_checked_coordinates_inside_jit():
     """COO of two and of three dimensions: a valid one stays as it is, and each fault is named."""
     good = [np.int32([0, 0, 2, 9]), np.int32([1, 3, 0, 9]), np.int32([2, 0, 0, 9])]

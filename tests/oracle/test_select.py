@@ -407,6 +407,12 @@ def test_no_array_of_all_scores(of, monkeypatch):
 
 
 @pytest.mark.tier("all")
+def test_lengths_of_64_bits_do_not_wrap():
+    x, huge = jnp.ones((2, 3)), np.int64([2**32, 2 - 2**32])
+    for A in (select.top_k(x, 2, lengths=huge), select.threshold(x, 0.0, nse=6, lengths=huge)):
+        np.testing.assert_array_equal(np.diff(A.row_offsets) > 0, [True, False])
+
+
 def test_exported_for_any_number_of_rows():
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
     (m,) = jax.export.symbolic_shape("m")
@@ -512,6 +518,10 @@ def test_degenerate_sizes():
             capacity = (m * min(3, n), 0, m * min(3, n), min(9, m * n))[i % 4]
             assert A.shape == (m, n) and A.nnz == capacity
             assert spmm(A, jnp.ones((n, 2))).shape == (m, 2)
+    for m, n in ((0, 5), (5, 0), (0, 0)):  # jnp.take fails where a row of none is asked for
+        q, k = (functools.partial(jnp.take, jnp.ones((size, 2)), axis=0) for size in (m, n))
+        A = select.threshold(lambda i, j, q=q, k=k: q(i) @ k(j).T, 0.0, nse=4, shape=(m, n))
+        assert A.shape == (m, n) and A.nnz == 0
 
 
 def test_as_in_attention():
