@@ -120,7 +120,9 @@ def norms_of_tiles(x: jax.Array) -> jax.Array:
     if x.shape[1] * x.shape[3] == 1:
         return jnp.abs(x[:, 0, :, 0].astype(wide))
     limits, squares = jnp.finfo(wide), jnp.square(x.astype(wide)).sum((1, 3))
-    lost = (squares < limits.tiny / limits.eps) | (squares == jnp.inf)
+    # Groups of zeros lose nothing: gradients of units behind a ReLU that no example reaches.
+    low = (squares < limits.tiny / limits.eps) & (x != 0).any((1, 3))
+    lost = low | (squares == jnp.inf)
 
     def scaled(x: jax.Array, _: jax.Array) -> jax.Array:
         """Of squares of what is near 1: others are infinite, or vanish."""

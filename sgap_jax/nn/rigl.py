@@ -187,6 +187,8 @@ def _growth(op: str, scores: Any, W: SparseArray) -> jax.Array:
             return x
         rows = -(-x.shape[0] // height)
         x = jnp.pad(x, ((0, rows * height - x.shape[0]), (0, across * width - k)))
+        # Else XLA reads scores that a product has left transposed across its rows.
+        x = jax.lax.optimization_barrier(x)
         return norms_of_tiles(x.reshape(rows, height, across, width))
 
     if scores is None or isinstance(scores, dict):
