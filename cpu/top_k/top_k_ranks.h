@@ -284,7 +284,7 @@ inline void SamplePivots(const K* keys, int64_t count, int64_t rank, K* pivots) 
     const int place = middle + 6 - 3 * j;
     const K key = sample.OfRank(place < 1 ? 1 : place < kMost ? place : kMost).key;
     const K last = j > 0 ? pivots[j - 1] : ~kGreatestKey<K>;
-    pivots[j] = key > last || last == kGreatestKey<K> ? key : last + 1;
+    pivots[j] = key > last ? key : last < kGreatestKey<K> ? last + 1 : last;
   }
 }
 
