@@ -84,11 +84,16 @@ def _kernel_check(offsets: jax.Array, indices: jax.Array, columns: int) -> jax.A
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
     like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
-    none = indices.shape[0] == 0  # of no entries a program may use nothing
-    check = jax.ffi.ffi_call(
-        "sgap_check_csr_v1", like, vmap_method="sequential", has_side_effect=none
-    )
-    return check(offsets, indices, columns=np.int64(columns))
+    check = jax.ffi.ffi_call("sgap_check_csr_v1", like, vmap_method="sequential")
+    return _used(check(offsets, indices, columns=np.int64(columns)), indices.shape[0])
+
+
+def _used(offsets: jax.Array, stored: int) -> jax.Array:
+    """The offsets of a check that runs although a program may use nothing of an array without
+    entries. `has_side_effect` would say the same, but `jax.checkpoint` refuses it in gradients."""
+    if stored == 0:
+        jax.debug.callback(lambda _: None, offsets[0])
+    return offsets
 
 
 def _check_when_run(A: Array, compressed: bool, what: str) -> Array:
@@ -107,12 +112,11 @@ def _check_when_run(A: Array, compressed: bool, what: str) -> Array:
         )
     target = "sgap_check_csr_v1" if compressed else "sgap_check_coo_v1"
     like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
-    check = jax.ffi.ffi_call(target, like, vmap_method="sequential", has_side_effect=stored == 0)
+    check = jax.ffi.ffi_call(target, like, vmap_method="sequential")
     # The kernel returns the offsets, of which the first is 0. All that the result has depends on
-    # these, so that XLA cannot remove the check as dead code whatever a program uses. Of no entries
-    # it may use nothing at all.
+    # these, so that XLA cannot remove the check as dead code whatever a program uses.
     of: Any = {"columns": np.int64(sizes[1])} if compressed else {"sizes": np.array(sizes)}
-    offsets = check(offsets, *levels, **of)
+    offsets = _used(check(offsets, *levels, **of), stored)
     levels = [level + offsets[0] for level in levels]
     values = jnp.where(offsets[0] == 0, A.values, jnp.zeros((), A.dtype))
     begins = offsets if compressed else None

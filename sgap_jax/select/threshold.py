@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, structure
@@ -62,6 +63,7 @@ def threshold(
 
     Raises:
       TypeError, ValueError: as `top_k`; `at` of another shape or not real.
+      NotImplementedError: a symbolic number of rows (`jax.export`).
 
     Source: SpargeAttn (Zhang et al. 2025) and MInference (Jiang et al. 2024) select blocks of
     attention by thresholds. One pass over the scores leaves one bit for each; in plain JAX.
@@ -71,6 +73,10 @@ def threshold(
     given, grid, shape = checked_scores(
         what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
     )
+    if export.is_symbolic_dim(grid[0]):
+        raise NotImplementedError(
+            f"{what}: a symbolic number of rows; the nearest is select.top_k, or a program for each"
+        )
     nse = min(checks.check_count(nse, "nse", what), math.prod(grid))
     checks.check_nnz(nse * math.prod(format.block_shape), what)
     at = checked_per_row(what, "at", at, grid[0])

@@ -121,6 +121,17 @@ def test_whatever_is_used_of_a_checked_array_is_checked(format):
             jax.block_until_ready(jax.jit(use)(coordinates_of("duplicates"), values))
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_checked_array_without_entries_is_taken_by_checkpoint_and_its_gradient(in_order):
+    empty, B = SparseArray.from_dense(np.zeros((M, N), np.float32)), np.ones((N, 2), np.float32)
+
+    @jax.checkpoint
+    def loss(A, B):
+        return jnp.sum(spmm(A.checked(sorted=in_order), B)) + jnp.sum(B)
+
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss, 1))(empty, B), B)
+
+
 def test_checked_coordinates_inside_jit():
     """COO of two and of three dimensions: a valid one stays as it is, and each fault is named."""
     good = [np.int32([0, 0, 2, 9]), np.int32([1, 3, 0, 9]), np.int32([2, 0, 0, 9])]

@@ -57,7 +57,7 @@ def printed_by(scripts: dict[str, str], folder: Path) -> list[str]:
     return result.stdout.split(SEPARATOR + "\n")[:-1]
 
 
-@pytest.mark.seconds(all=150)  # of each page
+@pytest.mark.seconds(all=150)  # every page
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path):
     script, outputs = script_and_outputs(page.read_text())

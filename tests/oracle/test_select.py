@@ -406,26 +406,38 @@ def test_no_array_of_all_scores(of, monkeypatch):
     assert f"f32[256,{n}]" in text and "f32[256,1024]" in text
 
 
-@pytest.mark.tier("all")
 def test_lengths_of_64_bits_do_not_wrap():
     x, huge = jnp.ones((2, 3)), np.int64([2**32, 2 - 2**32])
     for A in (select.top_k(x, 2, lengths=huge), select.threshold(x, 0.0, nse=6, lengths=huge)):
         np.testing.assert_array_equal(np.diff(A.row_offsets) > 0, [True, False])
 
 
-def test_exported_for_any_number_of_rows():
+@pytest.mark.parametrize("kind", ["top_k", "top_p"])
+def test_exported_for_any_number_of_rows(kind):
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
     (m,) = jax.export.symbolic_shape("m")
     keys = np.random.default_rng(5).standard_normal((40, 8)).astype(np.float32)
-    f = jax.jit(lambda q: select.top_k((q, keys), 6, causal=True).todense())
-    exported = jax.export.export(f, disabled_checks=allowed)(
-        jax.ShapeDtypeStruct((m, 8), "float32")
-    )
+    of = {
+        "top_k": lambda q: select.top_k((q, keys), 6, causal=True),
+        "top_p": lambda q: select.top_p((q, keys), 0.6, most=6),
+    }[kind]
+    f = jax.jit(lambda q: of(q).todense())
+    any_rows = jax.ShapeDtypeStruct((m, 8), "float32")
+    exported = jax.export.export(f, disabled_checks=allowed)(any_rows)
     for rows in (1, 7, 60):
         q = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
         np.testing.assert_allclose(exported.call(q), f(q), rtol=1e-5)
 
 
+def test_a_threshold_is_not_exported_for_any_number_of_rows():
+    (m,) = jax.export.symbolic_shape("m")
+    keys = np.ones((40, 8), np.float32)
+    f = jax.jit(lambda q: select.threshold((q, keys), 2.0, nse=200).values)
+    with pytest.raises(NotImplementedError, match="symbolic number of rows; the nearest is"):
+        jax.export.export(f)(jax.ShapeDtypeStruct((m, 8), "float32"))
+
+
+@pytest.mark.tier("all")
 def test_in_shard_map():
     q, k = jnp.asarray(integers(2 * M, 2)), jnp.asarray(integers(N, 2))
 
