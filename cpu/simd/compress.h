@@ -137,10 +137,11 @@ inline int PackLanesFrom(Vector<T, N> tested, T least, Vector<T, N> x, T* target
 }
 
 #if defined(__AVX512DQ__)
-// PackLanes of a mask of `count` lanes in a register of masks.
+// PackLanes of a mask of `count` lanes in a register of masks. A store of all lanes takes less than
+// one of some, as a mask of these has to be made.
 template <typename T, int N, int kMostly>
 inline void PackMasked(__mmask16 mask, int count, Vector<T, N> x, Vector<int32_t, N> numbers,
-                       T* target, int32_t* target_numbers) {
+                       T* target, int32_t* target_numbers, int64_t room) {
   __m512i wide;
   if constexpr (N == 8) {
     wide = _mm512_castsi256_si512(BitCast<__m256i>(numbers));
@@ -149,6 +150,15 @@ inline void PackMasked(__mmask16 mask, int count, Vector<T, N> x, Vector<int32_t
   }
   const __m512i packed = CompressLanes<T>(mask, BitCast<__m512i>(x));
   const __m512i packed_numbers = CompressLanes<int32_t>(mask, wide);
+  if (kMostly >= N && room >= N) {
+    _mm512_storeu_si512(target, packed);
+    if constexpr (N == 16) {
+      _mm512_storeu_si512(target_numbers, packed_numbers);
+    } else {
+      _mm256_storeu_si256((__m256i*)target_numbers, _mm512_castsi512_si256(packed_numbers));
+    }
+    return;
+  }
   if (kMostly >= N || __builtin_expect(count > kMostly, 0)) {
     StoreFirst(target, packed, count);
     StoreFirst(target_numbers, packed_numbers, count);
@@ -179,7 +189,7 @@ inline int PackLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, 
 #if defined(__AVX512DQ__)
   if constexpr (N * sizeof(T) == 64) {
     const int count = __builtin_popcount(mask);
-    PackMasked<T, N, kMostly>(__mmask16(mask), count, x, numbers, target, target_numbers);
+    PackMasked<T, N, kMostly>(__mmask16(mask), count, x, numbers, target, target_numbers, room);
     return count;
   }
 #elif defined(SGAP_KEY_SORT)
@@ -204,7 +214,7 @@ inline int PackLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, 
   return count;
 }
 
-// The same of the lanes that are at least `least`.
+// The same of the lanes that are at least `least`, where there is room for N.
 template <typename T, int N, int kMostly>
 inline int PackLanesFrom(Vector<T, N> x, T least, Vector<int32_t, N> numbers, T* target,
                          int32_t* target_numbers) {
@@ -213,11 +223,64 @@ inline int PackLanesFrom(Vector<T, N> x, T least, Vector<int32_t, N> numbers, T*
     const __mmask16 mask =
         _mm512_cmp_ps_mask(BitCast<__m512>(x), _mm512_set1_ps(least), _CMP_GE_OQ);
     const int count = __builtin_popcount(InRegister(mask));
-    PackMasked<T, N, kMostly>(mask, count, x, numbers, target, target_numbers);
+    PackMasked<T, N, kMostly>(mask, count, x, numbers, target, target_numbers, N);
     return count;
   }
 #endif
   return PackLanes<T, N, kMostly>(LanesFrom<T, N>(x, least), x, numbers, target, target_numbers);
+}
+
+// The same of four vectors, with numbers counted from `first`: up to 4 N of each may be written.
+// Fast where seldom more than N lanes are at least `least`.
+template <typename T, int N>
+inline int PackLanesOfFour(const Vector<T, N>* x, T least, int32_t first, T* target,
+                           int32_t* target_numbers) {
+#if defined(__AVX512VBMI2__)
+  if constexpr (std::is_floating_point_v<T> && N * sizeof(T) == 64) {
+    __mmask64 mask;
+    if constexpr (N == 16) {
+      const __m512 bound = _mm512_set1_ps(least);
+      const auto from = [&](int v) { return _mm512_cmp_ps_mask(x[v], bound, _CMP_GE_OQ); };
+      mask = _mm512_kunpackd(_mm512_kunpackw(from(3), from(2)), _mm512_kunpackw(from(1), from(0)));
+    } else {
+      mask = 0;
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) mask |= uint64_t(LanesFrom<T, N>(x[v], least)) << (v * N);
+    }
+    const int count = __builtin_popcountll(mask);
+    __m512i bytes;  // zeros of its own, as for CompressLanes
+    asm volatile("vpxord %0, %0, %0" : "=v"(bytes));
+    bytes = _mm512_mask_compress_epi8(bytes, mask, _mm512_load_si512(kByteNumbers.of));
+    for (int i = 0;;) {
+      const __m128i own = _mm512_castsi512_si128(bytes);
+      if constexpr (N == 16) {
+        const __m512i lanes = _mm512_cvtepu8_epi32(own);
+        const __m512 low = _mm512_permutex2var_ps(x[0], lanes, x[1]);
+        const __m512 high = _mm512_permutex2var_ps(x[2], lanes, x[3]);
+        const __mmask16 from_high = _mm512_test_epi32_mask(lanes, _mm512_set1_epi32(2 * N));
+        _mm512_storeu_ps(target + i, _mm512_mask_blend_ps(from_high, low, high));
+        _mm512_storeu_si512(target_numbers + i, _mm512_add_epi32(_mm512_set1_epi32(first), lanes));
+      } else {
+        const __m512i lanes = _mm512_cvtepu8_epi64(own);
+        const __m512d low = _mm512_permutex2var_pd(x[0], lanes, x[1]);
+        const __m512d high = _mm512_permutex2var_pd(x[2], lanes, x[3]);
+        const __mmask8 from_high = _mm512_test_epi64_mask(lanes, _mm512_set1_epi64(2 * N));
+        _mm512_storeu_pd(target + i, _mm512_mask_blend_pd(from_high, low, high));
+        _mm256_storeu_si256((__m256i*)(target_numbers + i),
+                            _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_cvtepu8_epi32(own)));
+      }
+      i += N;
+      if (__builtin_expect(i >= count, 1)) return count;
+      bytes = _mm512_alignr_epi64(bytes, bytes, N / 8);  // those of the next N
+    }
+  }
+#endif
+  int count = 0;
+  Vector<int32_t, N> numbers = LaneNumbers<int32_t, N>() + first;
+  for (int v = 0; v < 4; ++v, numbers += N) {
+    count += PackLanesFrom<T, N, N>(x[v], least, numbers, target + count, target_numbers + count);
+  }
+  return count;
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -20,7 +20,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kTaskScores = 1 << 16, kTaskRows = 64, kTasksOfThread = 8;
+constexpr int64_t kTaskScores = 1 << 16, kTaskRows = 256, kTasksOfThread = 8;
 constexpr int64_t kIndexerScores = 1 << 18;  // of a task: they stay in its cache
 constexpr int64_t kIndexerRows = 64;
 constexpr int64_t kPanelsOfTask = 8, kPanelsOfFewRows = 32;

@@ -67,7 +67,7 @@ void SelectScored(const TopKArgs& top_k, const IndexerRows& at, const Acc* score
   int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;
   for (int64_t r = 0; r < at.rows; ++r) {
     counts[r] = SelectRow<Acc>(scores + r * at.stride, at.Limit(top_k, r), top_k.k, 0, scratch,
-                               indices + offsets[r], nullptr);
+                               offsets[at.rows] - offsets[r], indices + offsets[r], nullptr);
   }
 }
 

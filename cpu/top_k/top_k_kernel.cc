@@ -24,7 +24,7 @@ void TopK(const TopKArgs& args, int64_t task) {
       const T* scores = static_cast<const T*>(args.scores) + (batch * args.rows + r) * args.columns;
       args.counts[batch * args.rows + r] =
           SelectRow(scores, TopKLimit(limits[r], args.columns), args.k, prefetch ? args.columns : 0,
-                    scratch, indices + offsets[r], values + offsets[r]);
+                    scratch, offsets[end] - offsets[r], indices + offsets[r], values + offsets[r]);
     }
   });
 }

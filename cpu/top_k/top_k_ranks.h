@@ -83,7 +83,7 @@ inline int64_t CountFrom(const K* keys, int64_t count, K least) {
 template <typename K>
 struct RankedKey {
   K key;
-  int64_t above, from;
+  int32_t above, from;  // all three are returned in registers
 };
 
 template <typename K>
@@ -250,7 +250,7 @@ bool RankBetween(const K* keys, int64_t count, int64_t rank, K low, K high, Rank
   const int64_t above_high = FoldLanes<1, K, N>(above)[0];
   if (rank <= above_high || rank > above_high + few) return false;
   found = FewKeys<K>(AfterPacking(packed, few), few).OfRank(int(rank - above_high));
-  found.above += above_high, found.from += above_high;
+  found.above += int32_t(above_high), found.from += int32_t(above_high);
   return true;
 }
 
@@ -343,8 +343,7 @@ RankedKey<K> RankKeys(const K* keys, int64_t count, int64_t k, int64_t slack,
     Narrow(keys, count, k, pivots, range);
   }
   if (range.from_low == count) Tighten(keys, count, range);
-  found = {range.low, range.above_high, range.from_low};
-  return found;
+  return {range.low, int32_t(range.above_high), int32_t(range.from_low)};
 }
 
 template <typename K>

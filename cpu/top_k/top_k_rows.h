@@ -16,7 +16,7 @@ namespace sgap::SGAP_ISA {
 constexpr int64_t kLeastSampled = 64, kMostSampled = 1024;  // scores
 constexpr int64_t kScoresOfSample = 16;                     // of the row for each of the sample
 constexpr int kMostRowsWithoutTrial = 63;
-constexpr int64_t kScoresOfFew = 16;  // at least so many of the row for each of few candidates
+constexpr int64_t kScoresOfFew = 8;   // at least so many of the row for each of few candidates
 constexpr int64_t kBytesAhead = 512;  // of the row after the next, prefetched with the next one
 
 // What the selection of a row needs: `size` scores and 16 more, their keys and columns. The rows of
@@ -107,27 +107,18 @@ Accumulator<T> Threshold(const T* scores, int64_t count, int64_t k, const RowScr
   return ScoreOf<Acc>(KeyOfRank(scratch.keys, sample, rank, rank / 8 + 1));
 }
 
-// The lanes of `count` scores, up to N, that are at least `least`.
-template <typename T>
-inline uint32_t ScoresFrom(const T* scores, int64_t count, Accumulator<T> least) {
-  constexpr int N = kLanes<T>;
-  if (count >= N) return LanesFrom<Accumulator<T>, N>(Kept(Load<T, N>(scores)), least);
-  const auto x = LoadPartial<T, N>(scores, int(count));
-  return LanesFrom<Accumulator<T>, N>(x, least) & ((1u << count) - 1);
-}
-
 // The scores of at least `least`, where subnormal numbers may count as 0, and their columns.
 // Returns how many; few of a vector are expected, mostly kMostly at most. Prefetches the scores
-// `next` further on.
+// `next` further on. Those before column `first` have left `found`.
 template <typename T, int kMostly = kLanes<T> / 2>
 int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> least,
-                   const RowScratch<T>& scratch) {
+                   const RowScratch<T>& scratch, int64_t first = 0, int64_t found = 0) {
   using Acc = Accumulator<T>;
   constexpr int N = kLanes<T>;
-  Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
+  Vector<int32_t, N> columns = LaneNumbers<int32_t, N>() + int32_t(first);
   Acc* const found_scores = scratch.scores;
   int32_t* const found_columns = scratch.columns;
-  int64_t found = 0, i = 0;
+  int64_t i = first;
   const auto append = [&](Vector<Acc, N> x) {
     found += unsigned(PackLanesFrom<Acc, N, kMostly>(x, least, columns, found_scores + found,
                                                      found_columns + found));
@@ -146,31 +137,26 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   return found;
 }
 
-// The same where few of 64 scores are expected: the columns first, then the scores of these. What
-// it prefetches begins later and ends in the row after the next, which so begins to come while this
-// one is searched.
+// The same where few of four vectors are expected. What it prefetches begins later and ends in the
+// row after the next, which so begins to come while this one is searched.
 template <typename T>
 int64_t FewCandidates(const T* scores, int64_t count, int64_t next, Accumulator<T> least,
                       const RowScratch<T>& scratch) {
-  constexpr int64_t N = kLanes<T>, kTogether = 64;
+  using Acc = Accumulator<T>;
+  constexpr int N = kLanes<T>;
   const T* const ahead = scores + next + (next > 0 ? kBytesAhead / int64_t(sizeof(T)) : 0);
-  Accumulator<T>* const found_scores = scratch.scores;
-  int32_t* const found_columns = scratch.columns;
   int64_t found = 0, i = 0;
-  for (; i + kTogether <= count; i += kTogether) {
-    uint64_t mask = 0;
-#pragma GCC unroll 16
-    for (int64_t j = 0; j < kTogether; j += N) {
-      __builtin_prefetch(ahead + i + j, 0, 2);
-      mask |= uint64_t(ScoresFrom(scores + i + j, N, least)) << j;
+  for (; i + 4 * N <= count; i += 4 * N) {
+    Vector<Acc, N> x[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      __builtin_prefetch(ahead + i + v * N, 0, 2);
+      x[v] = Kept(Load<T, N>(scores + i + v * N));
     }
-    found += PackBits(mask, int32_t(i), found_columns + found);
+    found += PackLanesOfFour<Acc, N>(x, least, int32_t(i), scratch.scores + found,
+                                     scratch.columns + found);
   }
-  for (; i < count; i += N) {
-    found += PackBits(ScoresFrom(scores + i, count - i, least), int32_t(i), found_columns + found);
-  }
-  for (int64_t j = 0; j < found; ++j) found_scores[j] = LoadScalar(scores + found_columns[j]);
-  return found;
+  return Candidates<T>(scores, count, next, least, scratch, i, found);
 }
 
 // At least k candidates and not many more, or fewer than k, where any score may be one.
@@ -184,10 +170,9 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
     constexpr int N = kLanes<T>;
     // After a trial that failed there may be many, such as equal ones.
     const bool seldom = scratch.pause == 0 && kScoresOfFew * (k + scratch.Few(k)) <= count;
-    const auto candidates = kPacksBits && seldom  ? FewCandidates<T>
-                            : 16 * k <= 5 * count ? Candidates<T, N / 2>
-                                                  : Candidates<T, N>;
-    return candidates(scores, count, next, scratch.reached, scratch);
+    if (kPacksBits && seldom) return FewCandidates(scores, count, next, scratch.reached, scratch);
+    const auto candidates = 16 * k <= 5 * count ? Candidates<T, N / 2> : Candidates<T, N>;
+    return candidates(scores, count, next, scratch.reached, scratch, 0, 0);
   };
   if (scratch.without_trial > 0) {
     --scratch.without_trial;
@@ -206,12 +191,12 @@ int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
 }
 
 // Writes the scores and columns of `selected` of the candidates, which have these keys: those with
-// a key above last.key and the first ones with that key, all of them without kTies. It may be to
-// the front of the candidates themselves.
+// a key above last.key and the first ones with that key, all of them without kTies, and anything
+// behind them, up to `room` in all. It may be to the front of the candidates themselves.
 template <bool kTies, typename Acc, typename K>
 void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_columns,
-                   int64_t count, const RankedKey<K>& last, int64_t selected, Acc* scores,
-                   int32_t* columns) {
+                   int64_t count, const RankedKey<K>& last, int64_t selected, int64_t room,
+                   Acc* scores, int32_t* columns) {
   constexpr int N = kKeyLanes<K>;
   const K least = last.key;
   int64_t ties = selected - last.above, written = 0;
@@ -227,8 +212,8 @@ void WriteSelected(const K* keys, const Acc* from_scores, const int32_t* from_co
       for (; equal != 0 && ties > 0; equal &= equal - 1, --ties) mask |= equal & -equal;
     }
     // Behind i + N nothing is written before it is read.
-    written += PackLanes<Acc, N>(mask, score, column, scores + written, columns + written,
-                                 selected - written);
+    written +=
+        PackLanes<Acc, N>(mask, score, column, scores + written, columns + written, room - written);
   }
 }
 
@@ -268,19 +253,19 @@ const Key<Accumulator<T>>* KeysOfCandidates(int64_t candidates, const RowScratch
 }
 
 // The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
-// Returns how many. Prefetches the scores about `next` further on: those of the row that comes
-// next.
+// Returns how many. There is room for `room` of each, of which those behind may be overwritten.
+// Prefetches the scores about `next` further on: those of the row that comes next.
 template <typename T>
 int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
-                  int32_t* indices, T* values) {
+                  int64_t room, int32_t* indices, T* values) {
   using Acc = Accumulator<T>;
   using K = Key<Acc>;
   if (k <= 0) return 0;
   const int64_t candidates = CandidatesOrAll(scores, count, k, next, scratch);
   const K* keys = AfterPacking(KeysOfCandidates(candidates, scratch), candidates);
   const bool some = scratch.reached > -Acc(__builtin_inf());
-  RankedKey<K> last{kAbsent<Acc> + 1, 0, candidates};  // all that are present
-  if (!some) last.from = CountFrom(keys, candidates, last.key);
+  RankedKey<K> last{kAbsent<Acc> + 1, 0, int32_t(candidates)};  // all that are present
+  if (!some) last.from = int32_t(CountFrom(keys, candidates, last.key));
   int64_t selected = last.from;
   if (selected > k) {
     last = RankKeys(keys, candidates, k, 0, some ? scratch.Guess(candidates, k) : KeyGuess{});
@@ -292,7 +277,7 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowSc
       last.from == selected ? WriteSelected<false, Acc, K> : WriteSelected<true, Acc, K>;
   Acc* to = scratch.scores;
   if constexpr (std::is_same_v<T, Acc>) to = values ? values : to;
-  write(keys, scratch.scores, scratch.columns, candidates, last, selected, to, indices);
+  write(keys, scratch.scores, scratch.columns, candidates, last, selected, room, to, indices);
   if constexpr (!std::is_same_v<T, Acc>) {  // the same bits, those of NaN too
     for (int64_t i = 0; values && i < selected; ++i) values[i] = scores[indices[i]];
   }
