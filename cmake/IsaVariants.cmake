@@ -14,7 +14,7 @@ set(SGAP_ISA_FLAGS_amx ${SGAP_ISA_FLAGS_avx512_bf16} -DSGAP_AMX=1)
 set(SGAP_ISA_BASE avx512)
 set(SGAP_ISA_PAIRS avx512_bf16)
 set(SGAP_PAIR_SOURCES "/(spmm|spmm_cvs|spmm_scatter|sddmm|sddmm_cvs|sparse_softmax)_kernel\\.cc$")
-set(SGAP_INTEGER_SOURCES "/top_k(_indexer)?_kernel\\.cc$")
+set(SGAP_INTEGER_SOURCES "/(bitmap|top_k(_indexer)?)_kernel\\.cc$")
 
 set(SGAP_ONLY_ISA "" CACHE STRING "One instruction set (baseline, avx2 or avx512) and no choice at load: a quick build for one machine")
 set(SGAP_ISAS baseline)

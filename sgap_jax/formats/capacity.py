@@ -145,20 +145,11 @@ def of_both(
 def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) -> dict[str, Any]:
     """Values and index arrays of the entries of x that are != 0."""
     x = jnp.transpose(structure.whole(x), format.modes)
-    rows, columns = x.shape
-    stored = _is_not_zero(x)
-    lengths = jnp.sum(stored, axis=1, dtype=jnp.int32)
-    offsets = jnp.append(0, jnp.cumsum(lengths, dtype=jnp.int32)).astype(jnp.int32)
-    # A stable counting sort by whether an entry is stored.
-    starts = jnp.arange(rows + 1, dtype=jnp.int32) * columns
-    keys = stored.reshape(-1).astype(jnp.int32) - 1
-    _, row, entry = structure.transpose_structure(starts, keys, 1)
-    more = max(nse - x.size, 0)
-    row, entry = (jnp.pad(array[:nse], (0, more)) for array in (row, entry))
+    words = structure.bitmap(_is_not_zero(x))
+    offsets, rows, indices = structure.entries_of_bitmap(words, nse)
+    values = x[rows, indices] if x.size else jnp.zeros(nse, x.dtype)
     inside = structure.positions(nse) < offsets[-1]
-    values = x.reshape(-1)[entry] if x.size else jnp.zeros(nse, x.dtype)
     values = jnp.where(inside, values, jnp.zeros((), x.dtype))
-    indices = jnp.where(inside, entry - row * columns, 0)
     return of_offsets(values, offsets, indices, shape, format, nse >= x.size)
 
 

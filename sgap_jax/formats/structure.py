@@ -37,6 +37,7 @@ from sgap_jax.formats.stored import (
 )
 
 _LEVELS = {1: CheckedIndices, 2: CheckedLevel}
+WORD_COLUMNS = 32  # of a word of a bitmap
 
 
 def as_fields(
@@ -148,13 +149,18 @@ def positions(nnz: int) -> jax.Array:
 
 _valid_offsets: Callable
 _transpose: Callable
+_bitmap: Callable
+_entries_of_bitmap: Callable
 
 
-def computed_with(valid_offsets: Callable, transpose: Callable) -> None:
-    """Says what computes `valid_offsets` and `transpose_structure`: primitives, which are in a
-    layer above this one."""
-    global _valid_offsets, _transpose
+def computed_with(
+    valid_offsets: Callable, transpose: Callable, bitmap: Callable, entries_of_bitmap: Callable
+) -> None:
+    """Says what computes the functions of these names, `transpose_structure` for `transpose`:
+    primitives, which are in a layer above this one."""
+    global _valid_offsets, _transpose, _bitmap, _entries_of_bitmap
     _valid_offsets, _transpose = valid_offsets, transpose
+    _bitmap, _entries_of_bitmap = bitmap, entries_of_bitmap
 
 
 def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
@@ -229,6 +235,19 @@ def transpose_structure(offsets: jax.Array, indices: jax.Array, size: int) -> Ma
     last. On the CPU and on CUDA by counting, in linear time. Batches: `jax.vmap`.
     """
     return MadeTranspose(*_transpose(offsets, indices, size))
+
+
+def bitmap(mask: jax.Array) -> jax.Array:
+    """A mask [m, n] in bits: uint32 [m, ceil(n / 32)], lower columns in lower bits."""
+    words: jax.Array = _bitmap(mask)
+    return words
+
+
+def entries_of_bitmap(words: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
+    of them, up to the greatest int32; the first nse are stored, and zeros behind the last one."""
+    offsets, rows, columns = _entries_of_bitmap(words, nse)
+    return offsets, rows, columns
 
 
 def transpose_by_comparing(

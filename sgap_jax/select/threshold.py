@@ -25,8 +25,6 @@ from sgap_jax.select.scores import (
     over_tiles,
 )
 
-_BITS = 32
-
 
 def threshold(
     scores: ArrayLike | tuple[jax.Array, jax.Array] | Callable,
@@ -66,7 +64,7 @@ def threshold(
       NotImplementedError: a symbolic number of rows (`jax.export`).
 
     Source: SpargeAttn (Zhang et al. 2025) and MInference (Jiang et al. 2024) select blocks of
-    attention by thresholds. One pass over the scores leaves one bit for each; in plain JAX.
+    attention by thresholds. One pass over the scores leaves one bit for each.
     """
     what = "select.threshold"
     format = as_format(format, what)
@@ -89,6 +87,7 @@ def _threshold(
     scores: Scores, at: jax.Array, *, grid: tuple[int, int], nse: int, tiles: Any, **result: Any
 ) -> SparseArray:
     what, (m, n) = "select.threshold", grid
+    width = -(-n // structure.WORD_COLUMNS)
 
     def of_tile(tile: Tile) -> jax.Array:
         own = jax.lax.stop_gradient(tile.scores)
@@ -99,16 +98,15 @@ def _threshold(
         if scores.keep is not None:
             reached |= tile.ranked == jnp.inf
         exists = structure.positions(keys.shape[1])[None] < tile.limits[:, None]
-        return _packed(reached & exists, n)
+        words = structure.bitmap(reached & exists)
+        return jnp.pad(words, ((0, 0), (0, width - words.shape[1])))
 
     parts = [over_tiles(what, of_tile, scores, band, m) for band in tiles]
     words = jnp.concatenate([jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts])[
         :m
     ]
-    offsets, rows, columns = _entries(words, nse)
+    offsets, rows, columns = structure.entries_of_bitmap(words, nse)
     stored = structure.positions(nse) < offsets[-1]
-    # A function sees only rows and columns that exist.
-    rows, columns = (jnp.where(stored, x, 0) for x in (rows, columns))
     values = None  # of a product: sddmm's
     if callable(scores.source):
         if 0 in grid:
@@ -128,48 +126,3 @@ _STATIC = ("grid", "nse", "tiles", "shape", "format")
 _jitted_threshold = structure.in_auto_axes(
     jax.jit(_threshold, static_argnames=_STATIC, inline=True)
 )
-
-
-def _packed(bits: jax.Array, n: int) -> jax.Array:
-    """bool [r, c] as uint32 [r, ceil(n / 32)], lower columns in lower bits; c is at most n."""
-    count = -(-n // _BITS)
-    bits = jnp.pad(bits, ((0, 0), (0, count * _BITS - bits.shape[1])))
-    bits = bits.reshape(bits.shape[0], count, _BITS).astype(jnp.uint32)
-    places = jnp.arange(_BITS, dtype=jnp.uint32)[None, None]
-    return jnp.sum(bits << places, axis=2, dtype=jnp.uint32)
-
-
-def _entries(words: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
-    of them, up to the greatest int32; entries from the last offset on are arbitrary."""
-    m, width = words.shape
-    if words.size == 0:
-        empty = jnp.zeros(nse, jnp.int32)
-        return jnp.zeros(m + 1, jnp.int32), empty, empty
-    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
-    if m * width * _BITS <= checks.INT32_MAX:
-        sums = jnp.cumsum(counts, dtype=jnp.int32)
-    else:
-        sums = jax.lax.associative_scan(_saturating_sum, counts)
-    before = jnp.pad(sums, (1, 0))
-    word = structure.segment_of_entry(before, nse)
-    rank = structure.positions(nse) - before[word]
-    column = word % width * _BITS + _nth_bit(words.reshape(-1)[word], rank)
-    return before[::width], word // width, column
-
-
-def _saturating_sum(x: jax.Array, y: jax.Array) -> jax.Array:
-    total = x.astype(jnp.uint32) + y.astype(jnp.uint32)
-    return jnp.minimum(total, jnp.uint32(checks.INT32_MAX)).astype(jnp.int32)
-
-
-def _nth_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
-    """The position of the bit that is set with `rank` others below it; 31 if there is none."""
-    position = jnp.zeros_like(rank)
-    for width in (16, 8, 4, 2, 1):
-        low = jax.lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
-        above = rank >= low
-        rank = jnp.where(above, rank - low, rank)
-        word = jnp.where(above, word >> jnp.uint32(width), word)
-        position = jnp.where(above, position + width, position)
-    return position

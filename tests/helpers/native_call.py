@@ -5,7 +5,8 @@ import numpy as np
 from sgap_jax.runtime.native import native
 
 # XLA_FFI_DataType of the FFI's C API.
-TYPES = {"int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
+TYPES = {"bool": 1, "int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12}
+TYPES["bfloat16"] = 16
 
 # These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h), of selections
 # (SGAP_INTEGER_KERNEL in cpu/kernels.def) and those that round to bfloat16; both share the latter.

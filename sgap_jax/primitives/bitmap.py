@@ -1,0 +1,141 @@
+"""The primitives behind `bitmap` and `entries_of_bitmap` of formats/structure.py: a mask in bits,
+and the entries of the bits that are set."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from sgap_jax.formats import checks, structure
+from sgap_jax.formats.structure import WORD_COLUMNS
+from sgap_jax.primitives._define import bind, define, ffi_lowering, out_aval
+
+# mask [B, m, n] bool -> words [B, m, ceil(n / 32)] uint32: lower columns in lower bits, and 0
+# behind the last one.
+
+
+def _words_eval(mask: Any, *, schedule: None) -> Any:
+    batch, m, n = mask.shape
+    return out_aval(mask, (batch, m, -(-n // WORD_COLUMNS)), jnp.dtype(jnp.uint32))
+
+
+def _words_reference(mask: Any, *, schedule: None) -> Any:
+    batch, m, n = mask.shape
+    count = -(-n // WORD_COLUMNS)
+    bits = jnp.pad(mask, ((0, 0), (0, 0), (0, count * WORD_COLUMNS - n)))
+    bits = bits.reshape(batch, m, count, WORD_COLUMNS).astype(jnp.uint32)
+    places = jnp.arange(WORD_COLUMNS, dtype=jnp.uint32)[None, None, None]
+    return jnp.sum(bits << places, axis=3, dtype=jnp.uint32)
+
+
+def _words_cpu(ctx: Any, mask: Any, *, schedule: None) -> Any:
+    if _symbolic(ctx):
+        return None
+    return ffi_lowering("sgap_bitmap_of_mask_v1", ctx, [mask])
+
+
+def _words_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    return bind(bitmap_of_mask_p, *primals, **params), None
+
+
+bitmap_of_mask_p = define(
+    "bitmap_of_mask",
+    data=1,
+    axes="b -> b",
+    abstract_eval=_words_eval,
+    reference=_words_reference,
+    cpu=_words_cpu,
+    jvp=_words_jvp,
+    transpose=None,
+)
+
+# words [B, m, w] uint32 -> offsets [B, m + 1], rows and columns [B, nse] int32 of the bits that are
+# set, by rows and ascending columns. The offsets count all of them, INT32_MAX at most; the entries
+# are the first nse, and zeros behind the last one.
+
+
+def _entries_eval(words: Any, *, nse: int, schedule: None) -> list:
+    batch, m, _ = words.shape
+    int32 = jnp.dtype(jnp.int32)
+    return [out_aval(words, (batch, size), int32) for size in (m + 1, nse, nse)]
+
+
+def _entries_reference(words: Any, *, nse: int, schedule: None) -> list:
+    return list(jax.vmap(partial(_entries_of_one, nse=nse))(words))
+
+
+def _entries_of_one(words: jax.Array, *, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    m, width = words.shape
+    if 0 in (m, width):
+        empty = jnp.zeros(nse, jnp.int32)
+        return jnp.zeros(m + 1, jnp.int32), empty, empty
+    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
+    symbolic = any(map(jax.export.is_symbolic_dim, (m, width)))
+    if symbolic or m * width * WORD_COLUMNS <= checks.INT32_MAX:
+        sums = jnp.cumsum(counts, dtype=jnp.int32)
+    else:
+        sums = jax.lax.associative_scan(_saturating_sum, counts)
+    before = jnp.pad(sums, (1, 0))
+    word = structure.segment_of_entry(before, nse)
+    rank = structure.positions(nse) - before[word]
+    column = word % width * WORD_COLUMNS + _nth_bit(words.reshape(-1)[word], rank)
+    stored = structure.positions(nse) < before[-1]
+    return before[::width], *(jnp.where(stored, x, 0) for x in (word // width, column))
+
+
+def _saturating_sum(x: jax.Array, y: jax.Array) -> jax.Array:
+    total = x.astype(jnp.uint32) + y.astype(jnp.uint32)
+    return jnp.minimum(total, jnp.uint32(checks.INT32_MAX)).astype(jnp.int32)
+
+
+def _nth_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """The position of the bit that is set with `rank` others below it; 31 if there is none."""
+    position = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        low = jax.lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
+        above = rank >= low
+        rank = jnp.where(above, rank - low, rank)
+        word = jnp.where(above, word >> jnp.uint32(width), word)
+        position = jnp.where(above, position + width, position)
+    return position
+
+
+def _entries_cpu(ctx: Any, words: Any, *, nse: int, schedule: None) -> Any:
+    if _symbolic(ctx):
+        return None
+    return ffi_lowering("sgap_bitmap_entries_v1", ctx, [words])
+
+
+def _entries_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    return bind(bitmap_entries_p, *primals, **params), None
+
+
+bitmap_entries_p = define(
+    "bitmap_entries",
+    data=1,
+    axes="b -> b, b, b",
+    abstract_eval=_entries_eval,
+    reference=_entries_reference,
+    cpu=_entries_cpu,
+    jvp=_entries_jvp,
+    transpose=None,
+    multiple_results=True,
+)
+
+
+def _symbolic(ctx: Any) -> bool:
+    sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
+    return any(map(jax.export.is_symbolic_dim, sizes))
+
+
+@partial(jax.jit, inline=True)
+def bitmap(mask: jax.Array) -> jax.Array:
+    return jnp.squeeze(bind(bitmap_of_mask_p, mask[None], schedule=None), 0)
+
+
+@partial(jax.jit, static_argnames="nse", inline=True)
+def entries(words: jax.Array, nse: int) -> tuple:
+    out = bind(bitmap_entries_p, words[None], nse=nse, schedule=None)
+    return tuple(jnp.squeeze(x, 0) for x in out)
