@@ -82,7 +82,8 @@ def _entries_of_one(words: jax.Array, *, nse: int) -> tuple[jax.Array, jax.Array
     rank = structure.positions(nse) - before[word]
     column = word % width * WORD_COLUMNS + _nth_bit(words.reshape(-1)[word], rank)
     stored = structure.positions(nse) < before[-1]
-    return before[::width], *(jnp.where(stored, x, 0) for x in (word // width, column))
+    row, column = (jnp.where(stored, x, 0) for x in (word // width, column))
+    return before[::width], row, column
 
 
 def _saturating_sum(x: jax.Array, y: jax.Array) -> jax.Array:
