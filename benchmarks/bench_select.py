@@ -3,7 +3,9 @@
 Selection (`select.top_k` in its structure, without the transpose) beside peers that give the same
 columns in ascending order, and beside the maximum of each row, which reads the scores once, at the
 bandwidth of the memory that holds them. The transposed structure beside XLA's
-stable argsort of the same columns. The gradient of sum((A B)^2) in B beside the same with a
+stable argsort of the same columns. The scores from a threshold on, and the entries of a dense
+matrix, beside what gives the same in JAX (`nonzero`, `BCOO.fromdense`), both with a capacity inside
+`jit`. The gradient of sum((A B)^2) in B beside the same with a
 structure that was passed in with its transpose. The selection of causal scores q k^T in tiles, and
 its gradient, beside selections of the same scores held as a whole; the nucleus and the threshold in
 tiles beside top_k of that product. Heads with a pattern each, in one call, beside the same heads
@@ -17,6 +19,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import sparse as jsparse
 
 from benchmarks import harness, machine, timing
 from sgap_jax import SparseArray, random, sddmm, select, sparse_attention, spmm
@@ -25,6 +28,7 @@ from sgap_jax.formats.structure import transpose_structure
 # (rows, columns, k): tokens of a prompt, of a longer one, one decoded token, blocks of 64
 SELECTIONS = [(2048, 2048, 128), (4096, 4096, 256), (1, 131_072, 2048), (256, 256, 16)]
 SELECTIONS += [(4096, 1024, 16), (1024, 16_384, 256), (1024, 16_384, 2048), (128, 131_072, 2048)]
+CONDITIONS = [(4096, 4096, 16), (1024, 16_384, 64)]  # (rows, columns, of which one is stored)
 TRANSPOSES = [(4096, 335_000), (4096, 1_000_000), (100_000, 1_000_000)]  # (rows and columns, nnz)
 GRADIENTS = [(4096, 335_000, 64)]
 PATTERNS = [(8, 2048, 64, 128), (8, 4096, 64, 256)]  # (heads, tokens, features, k)
@@ -68,6 +72,25 @@ def selection(m, n, k, zeros=False):
         if not np.array_equal(np.sort(values), np.sort(taken["jax_top_k_sort"])):
             raise RuntimeError(f"{name} selects others")
     return contenders | {"reading": lambda: read(scores).block_until_ready()}
+
+
+def condition(m, n, each, dense=False):
+    """The greatest in `each` scores, by a threshold or as what is not zero in a dense matrix."""
+    scores = jnp.asarray(harness.dense(m, n))
+    at = float(np.quantile(np.asarray(scores[:64]), 1 - 1 / each))
+    nse = m * n // each + m * n // (8 * each)
+    if dense:
+        scores = jnp.where(scores >= at, scores, 0)
+        ours = jax.jit(lambda x: SparseArray.from_dense(x, nse=nse).values)
+        xla = jax.jit(lambda x: jsparse.BCOO.fromdense(x, nse=nse).data)
+    else:
+        ours = jax.jit(lambda x: select.threshold(x, at, nse=nse).values)
+        xla = jax.jit(lambda x: x[jnp.nonzero(x >= at, size=nse, fill_value=0)])
+    read = jax.jit(lambda x: jnp.max(x, axis=1))
+    stored = int(jnp.sum(scores >= at))
+    np.testing.assert_array_equal(ours(scores)[:stored], xla(scores)[:stored])
+    calls = {"ours": ours, "jax": xla, "reading": read}
+    return {name: lambda f=f: f(scores).block_until_ready() for name, f in calls.items()}
 
 
 def transposition(m, nnz):
@@ -186,6 +209,8 @@ def by_rule(m, d, k):
 KINDS = {
     "top_k": (selection, SELECTIONS, "{} x {}, k = {}"),
     "top_k_zeros": (partial(selection, zeros=True), SELECTIONS[:1], "{} x {}, k = {}"),
+    "threshold": (condition, CONDITIONS, "{} x {}, one in {}"),
+    "from_dense": (partial(condition, dense=True), CONDITIONS, "{} x {}, one in {}"),
     "transpose": (transposition, TRANSPOSES, "{0} x {0}, {1} entries"),
     "product": (product, PRODUCTS, "{0} x {0}, d = {1}, k = {2}"),
     "product_gradient": (

@@ -34,6 +34,12 @@ SHOWN = {  # by the mark in the page
         },
         ours_over=("x_reading",),
     ),
+    "conditions": Shown(
+        "select",
+        "(?=threshold: |from_dense: )",
+        {"x_jax": "JAX {}", "x_reading": "readings {}"},
+        ours_over=("x_reading",),
+    ),
     "structures": Shown(
         "select",
         "(?=transpose: |gradient: |own_patterns)",
