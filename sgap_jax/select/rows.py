@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, as_format
-from sgap_jax.primitives._define import accumulator, check_schedule
-from sgap_jax.primitives.top_k import bind_top_k, keys_of, scores_at
+from sgap_jax.primitives._define import check_schedule
+from sgap_jax.primitives.nucleus import bind_nucleus, bind_totals
+from sgap_jax.primitives.top_k import bind_top_k, scores_at
 from sgap_jax.schedules import Schedule
 from sgap_jax.select.scores import (
     SELECTED,
@@ -141,8 +142,8 @@ def top_p(
     Raises:
       TypeError, ValueError: as `top_k`; p of another shape or not real.
 
-    Source: Holtzman et al. 2020, section 3.1 (nucleus sampling). On top of `top_k`, with a
-    bisection over what that selects.
+    Source: Holtzman et al. 2020, section 3.1 (nucleus sampling). On top of `top_k`, with sums over
+    each row and a bisection over what that selects: kernels on the CPU, plain JAX elsewhere.
     """
     what = "select.top_p"
     schedule = check_schedule(what, schedule)
@@ -195,8 +196,12 @@ def _top_p(
     found = _greatest(what, scores, grid, k, tiles, schedule, probable=True)
     values, offsets, indices = found.values, found.offsets, found.indices
     if indices.shape[0]:
-        part = jnp.where(_nucleus(found, p, k, kept=scores.keep is not None), indices, -1)
-        offsets, indices, entry, _ = structure.compacted(offsets, part, grid[1])
+        kept = found.ranked is not None
+        ranked = found.ranked if kept else values
+        operands = (values, ranked, found.greatest, found.total, p.astype(found.total.dtype))
+        own = (x[None] for x in (*operands, offsets, indices))
+        found_of_one = bind_nucleus(*own, k=k, n=grid[1], kept=kept, schedule=schedule)
+        offsets, indices, entry = (jnp.squeeze(x, 0) for x in found_of_one)
         stored = structure.positions(entry.shape[0]) < offsets[-1]
         values = jnp.where(stored, values[entry], jnp.zeros((), values.dtype))
     return as_array(values, offsets, indices, scores, grid, schedule=schedule, **result)
@@ -210,8 +215,9 @@ _jitted_top_p = structure.in_auto_axes(jax.jit(_top_p, static_argnames=_STATIC, 
 class _Found(NamedTuple):
     """The k greatest of each row: a structure, padded to m k entries.
 
-    values, ranked [m k] are the scores and what ranks them, which is infinite for kept columns.
-    greatest, total [m] are the greatest score of each row and the sum of exp(score - greatest).
+    values, ranked [m k] are the scores and what ranks them, which is infinite for kept columns, and
+    None where none is kept. greatest, total [m] are the greatest score of each row and the sum of
+    exp(score - greatest).
     """
 
     values: Any
@@ -238,8 +244,12 @@ def _greatest(
         ranked, offsets, indices = bind_top_k(by, tile.limits[None], k, schedule)
         offsets, indices = (checkpoint_name(x, SELECTED) for x in (offsets, indices))
         values = ranked if direct else scores_at(tile.scores[None], offsets, indices)
-        sums = _totals(tile) if probable else (None, None)
-        order = jax.lax.stop_gradient(ranked)[0] if probable else None
+        sums: tuple = (None, None)
+        if probable:
+            own = jax.lax.stop_gradient(tile.scores)[None]
+            sums = tuple(x[0] for x in bind_totals(own, tile.limits[None], schedule))
+        kept = probable and scores.keep is not None
+        order = jax.lax.stop_gradient(ranked)[0] if kept else None
         return _Found(values[0], order, indices[0], offsets[0], *sums)
 
     found = [
@@ -284,66 +294,3 @@ def _written(joined: Any, tiles: Any, starts: jax.Array) -> Any:
         return jax.tree.map(put, joined, entries), None
 
     return jax.lax.scan(write, joined, (starts, tiles))[0]
-
-
-def _totals(tile: Tile) -> tuple[jax.Array, jax.Array]:
-    """(greatest, total) [r] of `_Found`; -infinity and 0 for rows without numbers."""
-    x = jax.lax.stop_gradient(tile.scores)
-    x = x.astype(accumulator(x.dtype))
-    exists = structure.positions(x.shape[1])[None] < tile.limits[:, None]
-    x = jnp.where(exists & ~jnp.isnan(x), x, -jnp.inf)
-    greatest = jnp.max(x, axis=1, initial=-jnp.inf)
-    return greatest, jnp.sum(_weights(x, greatest[:, None]), axis=1)
-
-
-def _weights(scores: jax.Array, greatest: jax.Array) -> jax.Array:
-    """exp(scores - greatest): 0 for NaN and -infinity, 1 for infinity."""
-    weights = jnp.where(scores == greatest, 1, jnp.exp(scores - greatest))
-    return jnp.where(scores > -jnp.inf, weights, 0)
-
-
-def _nucleus(found: _Found, p: jax.Array, k: int, *, kept: bool) -> jax.Array:
-    """bool [m k]: the entries before which their row has less than p of its probability."""
-    counts, capacity = jnp.diff(found.offsets), found.indices.shape[0]
-    stored = structure.positions(k)[None] < counts[:, None]
-    at = jnp.where(stored, found.offsets[:-1, None] + structure.positions(k)[None], 0)
-    values = jax.lax.stop_gradient(found.values)[at].astype(found.total.dtype)
-    weights = jnp.where(stored, _weights(values, found.greatest[:, None]), 0)
-    p = p.astype(weights.dtype)[:, None]
-    reach, always = p * found.total[:, None], jnp.broadcast_to(p >= 1, stored.shape)
-    first = jnp.zeros_like(stored)
-    if kept:  # these come before all others
-        first = (found.ranked[at] == jnp.inf) & stored
-        always |= first
-        reach -= jnp.sum(jnp.where(first, weights, 0), axis=1, keepdims=True)
-        weights = jnp.where(first, 0, weights)
-    keys = keys_of(values)
-    keys = jnp.where(stored, keys, jnp.iinfo(keys.dtype).min)
-    last = _least_key(keys, weights, reach)
-    ties = (keys == last) & ~first
-    weight = jnp.max(jnp.where(ties, weights, 0), axis=1, keepdims=True)
-    rank = jnp.cumsum(ties, axis=1, dtype=jnp.int32) - 1
-    room = reach - _weight_above(keys, weights, last)
-    inside = always | (keys > last) | (ties & (weight * rank.astype(weight.dtype) < room))
-    at = jnp.where(stored, at, capacity)
-    return jnp.zeros(capacity, bool).at[at].set(inside, mode="drop")
-
-
-def _weight_above(keys: jax.Array, weights: jax.Array, least: jax.Array) -> jax.Array:
-    """[m, 1]: the sum of the weights of keys above `least` [m, 1]."""
-    return jnp.sum(jnp.where(keys > least, weights, 0), axis=1, keepdims=True)
-
-
-def _least_key(keys: jax.Array, weights: jax.Array, reach: jax.Array) -> jax.Array:
-    """[m, 1]: the least key above which the weights sum to less than `reach`, among those from a
-    row's least to its greatest key. By bisection: a sort takes several times as long."""
-
-    def halve(bounds: tuple) -> tuple:
-        low, high = bounds
-        middle = (low & high) + ((low ^ high) >> 1)  # low + high may overflow
-        below = _weight_above(keys, weights, middle) < reach
-        return jnp.where(below | (low == high), low, middle + 1), jnp.where(below, middle, high)
-
-    bounds = (jnp.min(keys, axis=1, keepdims=True), jnp.max(keys, axis=1, keepdims=True))
-    low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, bounds)
-    return low

@@ -46,6 +46,7 @@ ROOMS = (
     "cpu/half",
     "cpu/each_structure",
     "cpu/top_k",
+    "cpu/nucleus",
     "cpu/transpose_structure",
     "cpu/regrow",
     "cuda/spmm",
@@ -581,6 +582,15 @@ CPP = (
         replacement="if (place != begins[r] && r + 1 < args.rows) {",
         breaks="the last row of a selection is not moved up where rows before it have fewer keys",
         focus=("tests/oracle/test_top_k.py", "tests/oracle/test_select.py"),
+    ),
+    Bug(
+        name="many_equal_scores_at_the_end_of_a_nucleus",
+        room="cpu/nucleus",
+        file="cpu/nucleus/nucleus_kernel.cc",
+        text="return {low, Ties(weights[i], reach - above)};",
+        replacement="return {low, count};",
+        breaks="of many equal scores that a nucleus ends among all are stored",
+        focus=("tests/oracle/test_nucleus.py",),
     ),
     Bug(
         name="first_index_of_later_blocks",
