@@ -17,8 +17,8 @@ struct BitmapOfMaskArgs {
   int64_t task_words;
 };
 
-// The places of the bits that are set, by rows and ascending columns, in phases that count, sum and
-// write.
+// The places of the bits that are set, by rows and ascending columns. Tasks count their bits, the
+// handler turns counts into the places where tasks begin, and tasks write their entries.
 enum class BitmapPhase : int { kCount, kWrite };
 
 struct BitmapEntriesArgs {

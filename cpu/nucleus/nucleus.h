@@ -14,7 +14,8 @@ namespace sgap {
 // p * total, or p is at least 1, or it is kept, and if its index is in [0, columns). Kept entries,
 // those ranked as infinite, come before all others.
 //
-// A first phase marks what is stored. Its offsets are known then, and a second phase writes it.
+// A first phase marks and counts what each row stores, a second one (of the handler) turns counts
+// into offsets, and a third one writes the entries.
 struct NucleusArgs {
   Dtype dtype;
   const void* values;      // [batch, rows * k]
@@ -29,7 +30,7 @@ struct NucleusArgs {
   int32_t* out_indices;    // [batch, rows * k]
   int32_t* out_entries;    // [batch, rows * k]: where each stored entry was
   int64_t batch, rows, k, columns;
-  int64_t task_rows, row_tasks;  // rows of a task, tasks of an element of the batch and a phase
+  int64_t task_rows, row_tasks;  // rows of a task; tasks of a matrix in the first and third phase
   char* scratch;                 // NucleusScratch(k) bytes of the task's own, in the first phase
 };
 

@@ -76,8 +76,9 @@ ffi::Future NucleusHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   if (!error.empty()) return Failed("nucleus: " + error);
   const int64_t batch = p.dimensions()[0], rows = p.dimensions()[1];
   if (k < 0 || k > INT32_MAX || (k > 0 && rows > INT32_MAX / k) || columns < 0) {
-    return Failed("nucleus: k: expected 0 or more, and fewer than 2^31 for all rows, got " +
-                  std::to_string(k));
+    return Failed(
+        "nucleus: k and columns: expected 0 or more, and k for all rows below 2^31, got " +
+        std::to_string(k) + " and " + std::to_string(columns));
   }
   const int64_t capacity = rows * k;
   if (error.empty()) error = Mismatch("greatest", greatest, wide, {batch, rows});

@@ -20,6 +20,17 @@ struct LastStored {
   int64_t ties;
 };
 
+// Up to kColumnLanes of `left` columns.
+Vector<int32_t, kColumnLanes> LoadColumns(const int32_t* from, int64_t left) {
+  Vector<int32_t, kColumnLanes> own = {};
+  if (left >= kColumnLanes) {
+    __builtin_memcpy(&own, from, sizeof(own));
+  } else {
+    for (int64_t lane = 0; lane < left; ++lane) own[lane] = from[lane];
+  }
+  return own;
+}
+
 // The logarithms of exp(x - peak), which is 0 for NaN and -infinity, and 1 for infinity.
 template <typename V, typename Acc>
 V LogWeights(V x, Acc peak) {
@@ -104,16 +115,6 @@ struct NucleusRow {
       stored += __builtin_popcountll(word);
     }
     return stored;
-  }
-
-  static Vector<int32_t, kColumnLanes> LoadColumns(const int32_t* from, int64_t left) {
-    Vector<int32_t, kColumnLanes> own = {};
-    if (left >= kColumnLanes) {
-      __builtin_memcpy(&own, from, sizeof(own));
-    } else {
-      for (int64_t lane = 0; lane < left; ++lane) own[lane] = from[lane];
-    }
-    return own;
   }
 
  private:
@@ -315,7 +316,7 @@ void WriteRows(const NucleusArgs& args, int64_t task, const Rows& rows) {
       const auto mask = uint32_t(marks[i / 64] >> (i % 64)) & ((1u << kColumnLanes) - 1);
       if (mask == 0) continue;
       const int32_t entry = offsets[r] + int32_t(i);
-      const auto own = NucleusRow<float>::LoadColumns(indices + entry, capacity - entry);
+      const auto own = LoadColumns(indices + entry, capacity - entry);
       place += PackLanes<int32_t, kColumnLanes>(mask, own, lanes + entry, out_indices + place,
                                                 out_entries + place, places[rows.end] - place);
     }

@@ -253,8 +253,9 @@ const Key<Accumulator<T>>* KeysOfCandidates(int64_t candidates, const RowScratch
 }
 
 // The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
-// Returns how many. There is room for `room` of each, of which those behind may be overwritten.
-// Prefetches the scores about `next` further on: those of the row that comes next.
+// Returns how many. There is room for `room` of each, where anything may be left behind them: it is
+// that of rows of the same task that are written later. Prefetches the scores about `next` further
+// on: those of the row that comes next.
 template <typename T>
 int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
                   int64_t room, int32_t* indices, T* values) {

@@ -25,7 +25,7 @@ from sgap_jax.schedules import Schedule
 # offsets [B, m + 1], indices [B, m k] -> offsets [B, m + 1], indices [B, m k], entry [B, m k].
 # The probability of an entry is exp(value - greatest) / total of its row. With `kept`, entries that
 # are ranked as infinite come first, whatever p is. entry is where each new entry was; from
-# offsets[m] on it is 0, as the index is. Indices are below n.
+# offsets[m] on it is 0, as the index is. Entries whose index is not in 0 .. n - 1 are left out.
 
 
 def bind_nucleus(

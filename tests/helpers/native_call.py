@@ -22,7 +22,8 @@ def described(array, shape=None):
 def run(target, operands, results, attributes, isa, threads=1):
     """The results of an FFI target, as arrays of these (shape, dtype), filled with ones before.
 
-    ValueError where the handler refuses. More threads than one share the work of large calls only.
+    ValueError where the handler refuses. More threads than one share the work of large calls only;
+    -1 is one that takes the tasks of each phase backwards.
     """
     operands = [np.ascontiguousarray(x) for x in operands]
     results = [np.ones(shape, dtype) for shape, dtype in results]

@@ -43,7 +43,7 @@ def test_every_instruction_set(density, isa):
     for shape in SHAPES:
         mask = mask_of(shape, density)
         sizes = [((shape[0], words_of(mask)), np.uint32)]
-        for threads in (1, 4):
+        for threads in (1, 4, -1):
             (words,) = run("sgap_bitmap_of_mask_v1", [mask], sizes, {}, isa, threads)
             bits = (words[:, :, None] >> np.arange(WORD_COLUMNS)) & 1
             bits = bits.reshape(shape[0], words.shape[1] * WORD_COLUMNS)
@@ -79,7 +79,17 @@ def test_in_a_batch():
             np.testing.assert_array_equal(got[i], want)
 
 
-def test_counts_beyond_int32_stay_too_large(monkeypatch):
+@pytest.mark.tier("all")
+def test_counts_beyond_int32_stay_too_large():
+    """2.24 billion bits, 280 MB."""
+    words = np.full((70_000, 1000), 0xFFFFFFFF, np.uint32)
+    sizes = [((n,), np.int32) for n in (len(words) + 1, 5, 5)]
+    offsets, *_ = run("sgap_bitmap_entries_v1", [words], sizes, {}, native.isa(), 2)
+    right = np.minimum(np.arange(len(words) + 1) * 32_000, INT32_MAX)
+    np.testing.assert_array_equal(offsets, right)
+
+
+def test_counts_in_plain_jax_stay_too_large(monkeypatch):
     """Sums of counts stop at the greatest int32; here at 100, which fewer bits reach."""
     monkeypatch.setattr(primitives.checks, "INT32_MAX", 100)
     words = bitmap(jnp.asarray(mask_of((30, 40), 1)))

@@ -64,6 +64,10 @@ def operands_of(scores, p, k, limits, keep=None):
 def nucleus(operands, k, columns, isa, *, kept=False, threads=1):
     batch, rows = operands[4].shape
     shapes = (batch, rows + 1), (batch, rows * k), (batch, rows * k)
+    return nucleus_into(operands, shapes, k, columns, isa, kept, threads)
+
+
+def nucleus_into(operands, shapes, k, columns, isa, kept=False, threads=1):
     results = [(shape, np.int32) for shape in shapes]
     attributes = dict(k=k, columns=columns, kept=kept)
     return run("sgap_nucleus_csr_v1", operands, results, attributes, isa, threads)
@@ -118,17 +122,33 @@ def test_kept_entries_come_first(kind, dtype, isa):
 def test_totals(kind, dtype, isa):
     for m, n in ((4, 1), (4, 37), (4, 300), (4, 0)):
         scores = cast(scores_of(kind, m, n), dtype) if n else np.zeros((m, 0), dtype)
-        limits = np.int32([n, n // 2, -3, n + 9])
-        results = [((1, m), wide_of(dtype))] * 2
-        operands = [scores[None], limits[None]]
-        greatest, total = run("sgap_nucleus_totals_v1", operands, results, {}, isa)
-        for i, row in enumerate(np.float64(scores)):
-            row = row[: max(limits[i], 0)]
-            row = row[row > -INF]
-            peak = row.max(initial=-INF)
-            assert greatest[0, i] == peak
-            weights = np.exp(row - peak) if peak < INF else row == INF
-            np.testing.assert_allclose(total[0, i], weights.sum(), rtol=2e-6)
+        limits = np.int32([[n, n // 2, -3, n + 9], [n // 3, n, n // 4, 0]])
+        results = [((2, m), wide_of(dtype))] * 2
+        for own_limits in (limits, limits[:1]):  # of each matrix, and of both
+            operands = [np.stack([scores, scores[::-1]]), own_limits]
+            greatest, total = run("sgap_nucleus_totals_v1", operands, results, {}, isa)
+            for b, i in np.ndindex(2, m):
+                row = np.float64(operands[0][b, i])[: max(own_limits[b % len(own_limits), i], 0)]
+                row = row[row > -INF]
+                peak = row.max(initial=-INF)
+                assert greatest[b, i] == peak
+                weights = np.exp(row - peak) if peak < INF else row == INF
+                np.testing.assert_allclose(total[b, i], weights.sum(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_scores_that_reach_p_exactly(dtype, isa):
+    """Half of them; those before the last one weigh less than p, and with it not."""
+    for n in (1, 4, 16, 64, 256):
+        scores, limits = np.zeros((2, n), dtype), np.full(2, n, np.int32)
+        operands = operands_of(scores, np.full(2, 0.5), n, limits)
+        offsets, *_ = nucleus([x[None] for x in operands], n, n, isa)
+        np.testing.assert_array_equal(offsets[0], np.arange(3) * max(n // 2, 1))
+        keep = np.arange(n)[None] == np.array([[0], [n - 1]])
+        operands = operands_of(scores, np.full(2, 0.5), n, limits, keep)
+        offsets, *_ = nucleus([x[None] for x in operands], n, n, isa, kept=True)
+        np.testing.assert_array_equal(offsets[0], np.arange(3) * max(n // 2, 1))
 
 
 @pytest.mark.parametrize("isa", kernel_isas())
@@ -140,8 +160,9 @@ def test_the_same_bits_for_any_number_of_threads_and_batch(dtype, isa):
     p = np.linspace(0, 1.01, m)
     each = [operands_of(x, p, k, limits) for x in scores]
     operands = [np.stack(x) for x in zip(*each, strict=True)]
-    one, four = (nucleus(operands, k, n, isa, threads=threads) for threads in (1, 4))
-    jax.tree.map(np.testing.assert_array_equal, one, four)
+    one, *others = (nucleus(operands, k, n, isa, threads=threads) for threads in (1, 4, -1))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, one, other)
     for b in range(3):
         own = nucleus([x[None] for x in each[b]], k, n, isa)
         jax.tree.map(np.testing.assert_array_equal, [x[b] for x in one], [x[0] for x in own])
@@ -207,6 +228,40 @@ def test_nothing_is_written_behind_the_last_row(isa):
         assert (indices[0, m * k :] == 7).all() and (entries[0, m * k :] == 7).all()
 
 
+def test_errors():
+    m, n, k, isa = 3, 20, 4, native.isa()
+    scores, limits = np.float32(normal(m, n)), np.full((1, m), n, np.int32)
+    right = [x[None] for x in operands_of(scores, np.full(m, 0.5), k, limits[0])]
+    for i in range(len(right)):
+        for wrong in (right[i][:, :-1], right[i].astype(np.float16), right[i][0]):
+            operands = [*right[:i], wrong, *right[i + 1 :]]
+            results = [((1, m + 1), np.int32), *[((1, m * k), np.int32)] * 2]
+            attributes = dict(k=k, columns=n, kept=True)
+            with pytest.raises(ValueError, match="nucleus: "):
+                run("sgap_nucleus_csr_v1", operands, results, attributes, isa)
+    for i, name in enumerate(("new offsets", "new indices", "entries")):
+        shapes = [(1, m + 1), (1, m * k), (1, m * k)]
+        shapes[i] = (1, shapes[i][1] - 1)
+        with pytest.raises(ValueError, match=f"nucleus: {name}"):
+            nucleus_into(right, shapes, k, n, isa)
+    for attributes in (dict(k=-1, columns=n), dict(k=k, columns=-1), dict(k=2**31, columns=n)):
+        with pytest.raises(ValueError, match="nucleus: k and columns"):
+            nucleus_into(right, [(1, m + 1), (1, m * k), (1, m * k)], isa=isa, **attributes)
+    totals = [((1, m), np.float32)] * 2
+    for operands in (
+        [scores[None], limits[:, :-1]],
+        [scores, limits],
+        [scores[None], scores[None]],
+    ):
+        with pytest.raises(ValueError, match="nucleus: (limits|scores)"):
+            run("sgap_nucleus_totals_v1", operands, totals, {}, isa)
+    for i, name in enumerate(("greatest", "total")):
+        sizes = list(totals)
+        sizes[i] = ((1, m - 1), np.float32)
+        with pytest.raises(ValueError, match=f"nucleus: {name}"):
+            run("sgap_nucleus_totals_v1", [scores[None], limits], sizes, {}, isa)
+
+
 @pytest.mark.tier("test")
 def test_batches_and_derivatives():
     """Scores, p, or both are mapped; p and the pattern have no derivative."""
@@ -217,6 +272,10 @@ def test_batches_and_derivatives():
             A = select.top_p(x, p, most=7, causal=True, schedule=schedule)
             return A.row_offsets, A.column_indices, A.values
 
+        lengths = lambda x, n, s=schedule: select.top_p(x, 0.5, most=7, lengths=n, schedule=s)
+        mapped = jax.jit(jax.vmap(lengths, (None, 0)))(scores[0], jnp.arange(4))
+        for n in range(4):
+            np.testing.assert_array_equal(mapped.row_offsets[n], lengths(scores[0], n).row_offsets)
         both, one = (jax.jit(jax.vmap(of, axes)) for axes in ((0, 0), (None, 0)))
         alone = jax.jit(of)
         for i in range(4):

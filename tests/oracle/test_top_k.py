@@ -55,6 +55,18 @@ def test_every_kind_of_scores(kind, dtype, isa):
                 same([x[0] for x in found], want, f"{m} x {n}, k = {k}")
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_order_of_tasks_is_free(dtype, isa):
+    """What a row writes behind its end is overwritten by rows of its own task alone."""
+    m, n = 900, 150
+    scores = cast(scores_of("masked", m, n), dtype)
+    limits = np.int32(np.arange(m) * 7 % (n + 1))
+    for k in (3, 40):
+        forward, backward = (selected(scores[None], k, limits[None], isa, t) for t in (1, -1))
+        same([x[0] for x in backward], [x[0] for x in forward], f"k = {k}")
+
+
 def test_an_indexer_on_other_platforms():
     """Whole numbers, whose sums are exact in any order; two sequences that share their keys."""
     rng, k = np.random.default_rng(3), 5
