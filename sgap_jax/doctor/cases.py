@@ -16,6 +16,7 @@ from sgap_jax import reference
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.primitives.attention import sparse_attention
+from sgap_jax.primitives.bitmap import bitmap, entries
 from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.gspmm import gspmm
 from sgap_jax.primitives.row_reduce import row_max, row_sum
@@ -308,6 +309,24 @@ def _transposed() -> Case:
     return Case("transpose_structure", "int32", None, run, expected, 0)
 
 
+def _bits() -> Case:
+    """The bitmap of a mask and the entries of its bits; the last ones are padding."""
+    mask = np.random.default_rng(16).random((12, 90)) < 0.3
+    nse = int(np.count_nonzero(mask)) + 20
+
+    def run(schedule: Schedule | None) -> tuple:
+        words = bitmap(jnp.asarray(mask), schedule)
+        return words, *entries(words, nse, schedule)
+
+    def expected() -> tuple:
+        whole = np.pad(mask, ((0, 0), (0, -mask.shape[1] % 32)))
+        words = np.packbits(whole, axis=1, bitorder="little").view("<u4")
+        offsets = np.append(0, np.cumsum(mask.sum(1)))
+        return words, offsets, *(np.pad(x, (0, nse - len(x))) for x in np.nonzero(mask))
+
+    return Case("bitmap", "bool", None, run, expected, 0)
+
+
 def _product_at_mask() -> Case:
     """A A^T at the places of a mask."""
 
@@ -386,5 +405,6 @@ def cases() -> Iterator[Case]:
         yield _broadcast(schedule)
     yield _greatest()
     yield _transposed()
+    yield _bits()
     yield _product_in_capacity()
     yield _product_at_mask()

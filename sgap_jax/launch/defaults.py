@@ -13,7 +13,7 @@ one column or with 64 and more, a multiple of what one load brings, and block ro
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
 64 and 128 features, each with its own keys, and enough rows to fill a device. All other
 combinations are too many. Selections of the greatest scores, and products of two sparse matrices,
-have one kernel for each dtype; transposed structures have one of each kind.
+have one kernel for each dtype; transposed structures and bitmaps have one of each kind.
 
 Imports no JAX: the build runs this module before the package can be imported.
 """
@@ -27,6 +27,7 @@ from functools import cache, partial
 from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.launch import attention as attention_cuda
 from sgap_jax.launch import attention_shapes
+from sgap_jax.launch import bitmap as bitmap_cuda
 from sgap_jax.launch import gsddmm as gsddmm_cuda
 from sgap_jax.launch import gspmm as gspmm_cuda
 from sgap_jax.launch import row_reduce as row_reduce_cuda
@@ -87,7 +88,8 @@ OF_SCORES: dict[str, Callable[..., KernelCall]] = {
 }
 _PRODUCT = "spgemm"  # of two sparse matrices: its values and its structure
 _TRANSPOSE = "transpose_structure"  # of integers alone: one kernel of each kind
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT, _TRANSPOSE)
+_BITMAP = "bitmap"  # likewise
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT, _TRANSPOSE, _BITMAP)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -155,6 +157,10 @@ def default_calls(name: str) -> dict[str, KernelCall]:
         entries = 1, 16 * _ROWS
         plans = transpose_cuda.count_plan(*entries, 0), transpose_cuda.move_plan(*entries, 0)
         made = iter((*plans, transpose_cuda.start_plan(*entries)))
+    elif name == _BITMAP:
+        words = 1, _ROWS, -(-_ROWS // 32)
+        plans = bitmap_cuda.of_mask_plan(_ROWS, _ROWS), bitmap_cuda.entries_plan(words, 16 * _ROWS)
+        made = iter(plans)
     else:
         made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}

@@ -10,18 +10,23 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.structure import WORD_COLUMNS
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.bitmap import entries_plan, of_mask_plan
+from sgap_jax.primitives._batch import plain_lowering
 from sgap_jax.primitives._define import bind, define, ffi_lowering, out_aval
+from sgap_jax.schedules import Schedule
+from sgap_jax.schedules.families import failing, warn_once
 
 # mask [B, m, n] bool -> words [B, m, ceil(n / 32)] uint32: lower columns in lower bits, and 0
 # behind the last one.
 
 
-def _words_eval(mask: Any, *, schedule: None) -> Any:
+def _words_eval(mask: Any, *, schedule: Schedule | None) -> Any:
     batch, m, n = mask.shape
     return out_aval(mask, (batch, m, -(-n // WORD_COLUMNS)), jnp.dtype(jnp.uint32))
 
 
-def _words_reference(mask: Any, *, schedule: None) -> Any:
+def _words_reference(mask: Any, *, schedule: Schedule | None) -> Any:
     batch, m, n = mask.shape
     count = -(-n // WORD_COLUMNS)
     bits = jnp.pad(mask, ((0, 0), (0, 0), (0, count * WORD_COLUMNS - n)))
@@ -30,10 +35,17 @@ def _words_reference(mask: Any, *, schedule: None) -> Any:
     return jnp.sum(bits << places, axis=3, dtype=jnp.uint32)
 
 
-def _words_cpu(ctx: Any, mask: Any, *, schedule: None) -> Any:
-    if _symbolic(ctx):
+def _words_cpu(ctx: Any, mask: Any, *, schedule: Schedule | None) -> Any:
+    if schedule is not None or _symbolic(ctx):
         return None
     return ffi_lowering("sgap_bitmap_of_mask_v1", ctx, [mask])
+
+
+def _words_cuda(ctx: Any, mask: Any, *, schedule: Schedule | None) -> Any:
+    if schedule is not None or not _launched(ctx):
+        return None
+    batch, m, n = ctx.avals_in[0].shape
+    return launch.lower(ctx, of_mask_plan(batch * m, n), [mask], compiler=nvrtc)
 
 
 def _words_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -47,6 +59,7 @@ bitmap_of_mask_p = define(
     abstract_eval=_words_eval,
     reference=_words_reference,
     cpu=_words_cpu,
+    cuda=_words_cuda,
     jvp=_words_jvp,
     transpose=None,
 )
@@ -56,13 +69,13 @@ bitmap_of_mask_p = define(
 # are the first nse, and zeros behind the last one.
 
 
-def _entries_eval(words: Any, *, nse: int, schedule: None) -> list:
+def _entries_eval(words: Any, *, nse: int, schedule: Schedule | None) -> list:
     batch, m, _ = words.shape
     int32 = jnp.dtype(jnp.int32)
     return [out_aval(words, (batch, size), int32) for size in (m + 1, nse, nse)]
 
 
-def _entries_reference(words: Any, *, nse: int, schedule: None) -> list:
+def _entries_reference(words: Any, *, nse: int, schedule: Schedule | None) -> list:
     return list(jax.vmap(partial(_entries_of_one, nse=nse))(words))
 
 
@@ -71,19 +84,26 @@ def _entries_of_one(words: jax.Array, *, nse: int) -> tuple[jax.Array, jax.Array
     if 0 in (m, width):
         empty = jnp.zeros(nse, jnp.int32)
         return jnp.zeros(m + 1, jnp.int32), empty, empty
+    begins = _begins(words)
+    word = structure.segment_of_entry(begins, nse)
+    rank = structure.positions(nse) - begins[word]
+    column = word % width * WORD_COLUMNS + _nth_bit(words.reshape(-1)[word], rank)
+    stored = structure.positions(nse) < begins[-1]
+    row, column = (jnp.where(stored, x, 0) for x in (word // width, column))
+    return begins[::width], row, column
+
+
+def _begins(words: jax.Array) -> jax.Array:
+    """[m w + 1]: how many bits are set before each of the words [m, w], and in all; INT32_MAX at
+    most."""
+    m, width = words.shape
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
     symbolic = any(map(jax.export.is_symbolic_dim, (m, width)))
     if symbolic or m * width * WORD_COLUMNS <= checks.INT32_MAX:
         sums = jnp.cumsum(counts, dtype=jnp.int32)
     else:
         sums = jax.lax.associative_scan(_saturating_sum, counts)
-    before = jnp.pad(sums, (1, 0))
-    word = structure.segment_of_entry(before, nse)
-    rank = structure.positions(nse) - before[word]
-    column = word % width * WORD_COLUMNS + _nth_bit(words.reshape(-1)[word], rank)
-    stored = structure.positions(nse) < before[-1]
-    row, column = (jnp.where(stored, x, 0) for x in (word // width, column))
-    return before[::width], row, column
+    return jnp.pad(sums, (1, 0))
 
 
 def _saturating_sum(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -103,10 +123,27 @@ def _nth_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
     return position
 
 
-def _entries_cpu(ctx: Any, words: Any, *, nse: int, schedule: None) -> Any:
-    if _symbolic(ctx):
+def _entries_cpu(ctx: Any, words: Any, *, nse: int, schedule: Schedule | None) -> Any:
+    if schedule is not None or _symbolic(ctx):
         return None
     return ffi_lowering("sgap_bitmap_entries_v1", ctx, [words])
+
+
+def _entries_cuda(ctx: Any, words: Any, *, nse: int, schedule: Schedule | None) -> Any:
+    if schedule is not None or not _launched(ctx):
+        return None
+    (of_words,), (of_offsets, *of_entries) = ctx.avals_in, ctx.avals_out
+    batch, m, width = of_words.shape
+
+    def sums(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+        begins = jax.vmap(_begins)(words)
+        return begins, begins[:, ::width]
+
+    begins, offsets = plain_lowering(sums, True, ctx, [words])
+    avals = [of_words, of_offsets.update(shape=(batch, m * width + 1))]
+    call = entries_plan(of_words.shape, nse)
+    found = launch.lower(ctx, call, [words, begins], avals, of_entries, compiler=nvrtc)
+    return [offsets, *found]
 
 
 def _entries_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -120,6 +157,7 @@ bitmap_entries_p = define(
     abstract_eval=_entries_eval,
     reference=_entries_reference,
     cpu=_entries_cpu,
+    cuda=_entries_cuda,
     jvp=_entries_jvp,
     transpose=None,
     multiple_results=True,
@@ -131,12 +169,23 @@ def _symbolic(ctx: Any) -> bool:
     return any(map(jax.export.is_symbolic_dim, sizes))
 
 
-@partial(jax.jit, inline=True)
-def bitmap(mask: jax.Array) -> jax.Array:
-    return jnp.squeeze(bind(bitmap_of_mask_p, mask[None], schedule=None), 0)
+def _launched(ctx: Any) -> bool:
+    """Whether a call has launches on CUDA: not with symbolic sizes or empty arrays, nor where the
+    kernels are known to fail."""
+    if _symbolic(ctx) or not all(aval.size for aval in (*ctx.avals_in, *ctx.avals_out)):
+        return False
+    if (why := failing().get("bitmap")) is not None:
+        warn_once("bitmap", why, "bitmaps are made and read in plain JAX")
+        return False
+    return True
 
 
-@partial(jax.jit, static_argnames="nse", inline=True)
-def entries(words: jax.Array, nse: int) -> tuple:
-    out = bind(bitmap_entries_p, words[None], nse=nse, schedule=None)
+@partial(jax.jit, static_argnames="schedule", inline=True)
+def bitmap(mask: jax.Array, schedule: Schedule | None = None) -> jax.Array:
+    return jnp.squeeze(bind(bitmap_of_mask_p, mask[None], schedule=schedule), 0)
+
+
+@partial(jax.jit, static_argnames=("nse", "schedule"), inline=True)
+def entries(words: jax.Array, nse: int, schedule: Schedule | None = None) -> tuple:
+    out = bind(bitmap_entries_p, words[None], nse=nse, schedule=schedule)
     return tuple(jnp.squeeze(x, 0) for x in out)

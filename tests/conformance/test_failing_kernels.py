@@ -30,6 +30,7 @@ from sgap_jax import (
 from sgap_jax.doctor.cases import cases
 from sgap_jax.launch import failures
 from sgap_jax.launch.driver import Device, NoDriver
+from sgap_jax.primitives.bitmap import bitmap, entries
 from sgap_jax.primitives.structures import transposed
 from sgap_jax.schedules import select_cuda
 from sgap_jax.schedules.emulated import Emulated
@@ -123,18 +124,22 @@ def test_plain_jax_runs_where_every_kernel_fails():
     kinds = ("row", "row_group", "row_pieces", "nnz", "nnz_group")
     families = {f"spmm {kind}": "a reason" for kind in kinds}
     families |= dict.fromkeys(
-        ("attention rows", "top_k", "spgemm", "transpose_structure"), "a reason"
+        ("attention rows", "top_k", "spgemm", "transpose_structure", "bitmap"), "a reason"
     )
     with with_failing(families), pytest.warns(RuntimeWarning):
         C = spmm(A, B, schedule=Emulated(refuse))
         greatest = select.top_k(jnp.asarray(B), 2, schedule=Emulated(refuse))
         product = spgemm(A, A.T, schedule=Emulated(refuse))
         sorted_ = transposed(A.row_offsets, A.column_indices, A.shape[1], Emulated(refuse))
+        words = bitmap(jnp.asarray(B > 0), Emulated(refuse))
+        bits = entries(words, B.size, Emulated(refuse))
         whole = jax.jit(lambda A: spgemm(A, A.T, nse=product.nnz, schedule=Emulated(refuse)))(A)
     expected = reference.spmm(A.values, A.row_offsets, A.column_indices, A.shape, B)
     np.testing.assert_allclose(C, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(greatest.column_indices, reference.top_k(B, 2)[1])
     jax.tree.map(np.testing.assert_array_equal, sorted_, tuple(A.transposed))
+    for found, right in zip(bits[1:], np.nonzero(B > 0), strict=True):
+        np.testing.assert_array_equal(found[: len(right)], right)
     for found in (product, whole):
         np.testing.assert_allclose(found.values, (A @ A.T).values, rtol=1e-5, atol=1e-5)
 

@@ -1,5 +1,5 @@
-"""The kernels of the row operations, of top_k and of the transposed structure compile for every
-architecture; launches are as planned."""
+"""The kernels of the row operations, of top_k, of the transposed structure and of bitmaps compile
+for every architecture; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -11,6 +11,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources, resources_of
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
+from sgap_jax.launch import bitmap as bitmap_cuda
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
@@ -245,3 +246,23 @@ def test_the_transposed_structure_has_a_block_for_each_tile_and_z_for_the_batch(
     for size, digits in ((0, 1), (1, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 3)):
         assert len(transpose_cuda.shifts(size)) == digits
     assert list(transpose_cuda.shifts(2**31 - 1)) == [0, 8, 16, 24]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_kernel_of_bitmaps_spills(arch):
+    plans = bitmap_cuda.of_mask_plan(90, 70), bitmap_cuda.entries_plan((1, 90, 3), 40)
+    for kernel, (registers, stack, spills) in resources_of([p.source for p in plans], arch).items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= 64, kernel
+
+
+def test_bitmaps_have_a_thread_for_each_word_and_z_for_the_batch():
+    for rows, columns, blocks in ((1, 1, 1), (256, 32, 1), (256, 33, 2), (2**20, 2**20, 2**27)):
+        call = bitmap_cuda.of_mask_plan(rows, columns)
+        assert call.grid == (blocks, 1, 1) and call.scalars == (rows, columns)
+        row_words = -(-columns // 32)
+        call = bitmap_cuda.entries_plan((1 << 20, rows, row_words), 40)
+        assert call.grid == (blocks, 1, GRID_Z)
+        assert call.scalars == (rows * row_words, row_words, 40, 1 << 20)
+        # The kernel is the same for all sizes.
+        assert call.source == bitmap_cuda.entries_plan((1, 2, 3), 4).source

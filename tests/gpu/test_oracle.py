@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY, array, cast, rounded
@@ -34,6 +35,7 @@ from sgap_jax import (
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
 from sgap_jax.formats.structure import transpose_by_comparing
+from sgap_jax.primitives.bitmap import bitmap, entries
 from sgap_jax.primitives.structures import transposed
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.subwarp import LENGTHS
@@ -190,6 +192,18 @@ def test_transposed_structure(size):
             found = transposed(*arrays, size, on_gpu())
             expected = transpose_by_comparing(*arrays, size)
             for one, right in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, right)
+
+
+@pytest.mark.parametrize("density", [0, 0.01, 0.4, 1])
+def test_bitmaps(density):
+    """The words and entries that the CPU's kernels give, and fewer places than bits."""
+    for m, n in some(((1, 1), (30, 70), (700, 1000), (3, 100_000)), 2):
+        mask = jnp.asarray(np.random.default_rng(n).random((m, n)) < density)
+        words = bitmap(mask, on_gpu())
+        np.testing.assert_array_equal(words, bitmap(mask))
+        for nse in (1, m * n // 5 + 1, m * n):
+            for one, right in zip(entries(words, nse, on_gpu()), entries(words, nse), strict=True):
                 np.testing.assert_array_equal(one, right)
 
 

@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 30 in the C++ kernels, 8 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 30 in the C++ kernels, 9 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -58,6 +58,7 @@ ROOMS = (
     "cuda/gspmm",
     "cuda/attention",
     "cuda/attention_backward",
+    "cuda/bitmap",
 )
 
 
@@ -703,6 +704,15 @@ CUDA = (
         replacement="const bool kept = valid;",
         breaks="keys past the length of their sequence get gradients",
         focus=("tests/emulated/test_attention_kernels.py",),
+    ),
+    Bug(
+        name="first_bit_of_a_word",
+        room="cuda/bitmap",
+        file="cuda/bitmap/bitmap.cuh",
+        text="if (its_begin <= place) from += distance;",
+        replacement="if (its_begin < place) from += distance;",
+        breaks="the first entry of a word gets the row and columns of the word before",
+        focus=("tests/emulated/test_bitmap_kernels.py",),
     ),
 )
 

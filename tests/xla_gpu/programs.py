@@ -255,6 +255,9 @@ def cases():
             (like(dominant), shape(256, 4)),
         ),
         "spmm, made inside": Case(made_inside, csr, (like(csr), shape(K, N))),
+        "threshold": Case(
+            lambda _, x: select.threshold(x, 0.5, nse=M * K // 4).values, csr, (shape(M, K),)
+        ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }
     # With the work lists of calls and gradients.
