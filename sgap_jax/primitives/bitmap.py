@@ -36,7 +36,7 @@ def _words_reference(mask: Any, *, schedule: Schedule | None) -> Any:
 
 
 def _words_cpu(ctx: Any, mask: Any, *, schedule: Schedule | None) -> Any:
-    if schedule is not None or _symbolic(ctx):
+    if schedule is not None:
         return None
     return ffi_lowering("sgap_bitmap_of_mask_v1", ctx, [mask])
 
@@ -98,8 +98,7 @@ def _begins(words: jax.Array) -> jax.Array:
     most."""
     m, width = words.shape
     counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
-    symbolic = any(map(jax.export.is_symbolic_dim, (m, width)))
-    if symbolic or m * width * WORD_COLUMNS <= checks.INT32_MAX:
+    if m * width * WORD_COLUMNS <= checks.INT32_MAX:
         sums = jnp.cumsum(counts, dtype=jnp.int32)
     else:
         sums = jax.lax.associative_scan(_saturating_sum, counts)
@@ -124,7 +123,7 @@ def _nth_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def _entries_cpu(ctx: Any, words: Any, *, nse: int, schedule: Schedule | None) -> Any:
-    if schedule is not None or _symbolic(ctx):
+    if schedule is not None:
         return None
     return ffi_lowering("sgap_bitmap_entries_v1", ctx, [words])
 
@@ -164,15 +163,11 @@ bitmap_entries_p = define(
 )
 
 
-def _symbolic(ctx: Any) -> bool:
-    sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
-    return any(map(jax.export.is_symbolic_dim, sizes))
-
-
 def _launched(ctx: Any) -> bool:
     """Whether a call has launches on CUDA: not with symbolic sizes or empty arrays, nor where the
     kernels are known to fail."""
-    if _symbolic(ctx) or not all(aval.size for aval in (*ctx.avals_in, *ctx.avals_out)):
+    sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
+    if any(map(jax.export.is_symbolic_dim, sizes)) or 0 in sizes:
         return False
     if (why := failing().get("bitmap")) is not None:
         warn_once("bitmap", why, "bitmaps are made and read in plain JAX")

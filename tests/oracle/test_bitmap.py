@@ -79,6 +79,17 @@ def test_in_a_batch():
             np.testing.assert_array_equal(got[i], want)
 
 
+def test_exported_for_any_batch():
+    names = ("sgap_bitmap_of_mask_v1", "sgap_bitmap_entries_v1")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    f = jax.jit(jax.vmap(lambda x: entries_of_bitmap(bitmap(x), 30)))
+    any_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 5, 40), bool)
+    exported = jax.export.export(f, disabled_checks=allowed)(any_batch)
+    assert all(name in exported.mlir_module() for name in names)
+    masks = np.stack([mask_of((5, 40), density) for density in (0, 0.2, 1)])
+    jax.tree.map(np.testing.assert_array_equal, exported.call(masks), f(masks))
+
+
 @pytest.mark.tier("all")
 def test_counts_beyond_int32_stay_too_large():
     """2.24 billion bits, 280 MB."""
