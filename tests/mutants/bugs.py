@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 30 in the C++ kernels, 9 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 32 in the C++ kernels, 9 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
