@@ -28,22 +28,8 @@ from sgap_jax.schedules import Schedule
 # offsets[m] on it is 0, as the index is. Entries whose index is not in 0 .. n - 1 are left out.
 
 
-def bind_nucleus(
-    values: Any,
-    ranked: Any,
-    greatest: Any,
-    total: Any,
-    p: Any,
-    offsets: Any,
-    indices: Any,
-    *,
-    k: int,
-    n: int,
-    kept: bool,
-    schedule: Schedule | None,
-) -> list:
+def bind_nucleus(*operands: Any, k: int, n: int, kept: bool, schedule: Schedule | None) -> list:
     params: dict[str, Any] = dict(k=k, n=n, kept=kept, schedule=schedule)
-    operands = (values, ranked, greatest, total, p, offsets, indices)
     return bind(nucleus_p, *operands, **params)
 
 
@@ -53,20 +39,8 @@ def _weights(scores: jax.Array, greatest: jax.Array) -> jax.Array:
     return jnp.where(scores > -jnp.inf, weights, 0)
 
 
-def _abstract_eval(
-    values: Any,
-    ranked: Any,
-    greatest: Any,
-    total: Any,
-    p: Any,
-    offsets: Any,
-    indices: Any,
-    *,
-    k: int,
-    n: int,
-    kept: bool,
-    schedule: Any,
-) -> list:
+def _abstract_eval(*operands: Any, k: int, n: int, kept: bool, schedule: Any) -> list:
+    values, ranked, greatest, total, p, offsets, indices = operands
     (batch, m), int32 = p.shape, jnp.dtype(jnp.int32)
     assert values.shape == ranked.shape == indices.shape == (batch, m * k)
     assert greatest.shape == total.shape == p.shape and offsets.shape == (batch, m + 1)
@@ -79,19 +53,8 @@ def _reference(*operands: Any, k: int, n: int, kept: bool, schedule: Any) -> lis
     return list(jax.vmap(partial(_of_one, k=k, n=n, kept=kept))(*operands))
 
 
-def _of_one(
-    values: Any,
-    ranked: Any,
-    greatest: Any,
-    total: Any,
-    p: Any,
-    offsets: Any,
-    indices: Any,
-    *,
-    k: int,
-    n: int,
-    kept: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _of_one(*operands: Any, k: int, n: int, kept: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values, ranked, greatest, total, p, offsets, indices = operands
     counts, capacity = jnp.diff(offsets), indices.shape[0]
     stored = structure.positions(k)[None] < counts[:, None]
     at = jnp.where(stored, offsets[:-1, None] + structure.positions(k)[None], 0)
