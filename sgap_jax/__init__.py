@@ -45,8 +45,7 @@ from sgap_jax.launch.failures import failing_here as _failing_here
 from sgap_jax.preparation import prepare as prepare
 from sgap_jax.primitives.aggregate import aggregate as aggregate
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
-from sgap_jax.primitives.bitmap import bitmap as _bitmap
-from sgap_jax.primitives.bitmap import entries as _entries
+from sgap_jax.primitives.bitmap import nonzero as _nonzero
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.evaluate import evaluate as evaluate
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
@@ -89,7 +88,7 @@ __version__ = _version("sgap_jax")
 
 _set_machine(_calibrated_machine())
 _set_failing(_failing_here)
-_computed_with(_valid, _transposed, _bitmap, _entries)
+_computed_with(_valid, _transposed, _nonzero)
 
 _INSTEAD = {
     "BCOO": "SparseArray.from_bcoo(a), or from_coordinates",

@@ -5,28 +5,50 @@
 
 #include <cstdint>
 
+#include "cpu/common/dtype.h"
+
 namespace sgap {
 
 constexpr int64_t kWordColumns = 32;
 
-// The bitmap of a mask: task t makes the words [t task_words, (t + 1) task_words).
-struct BitmapOfMaskArgs {
-  const uint8_t* mask;  // [rows, columns], 0 or 1
-  uint32_t* words;      // [rows, row_words]; bits behind the last column are 0
+// The bits of the numbers that are not 0: task t makes the words [t task_words, (t + 1)
+// task_words). -0 is 0, and no subnormal number is.
+struct BitmapOfNonzeroArgs {
+  const char* x;    // [rows, columns], numbers of element_bytes
+  uint32_t* words;  // [rows, row_words]; bits behind the last column are 0
+  int64_t rows, columns, row_words;
+  int64_t task_words;
+  int element_bytes;     // 1, 2, 4, 8 or 16
+  uint64_t significant;  // the bits of an element that count, of 16 bytes those of each half
+};
+
+// The bits of the scores that are at least their row's bound, in the first limits[row] columns:
+// not -infinity, nor NaN, nor any beside a bound that is NaN; -0 is 0. Tasks as above.
+struct BitmapOfScoresArgs {
+  Dtype dtype;
+  const void* scores;     // [rows, columns]
+  const void* least;      // [rows], accumulators
+  const int32_t* limits;  // [rows], clamped to [0, columns]
+  uint32_t* words;        // [rows, row_words]
   int64_t rows, columns, row_words;
   int64_t task_words;
 };
 
-// The places of the bits that are set, by rows and ascending columns. Tasks count their bits, the
-// handler turns counts into the places where tasks begin, and tasks write their entries.
-enum class BitmapPhase : int { kCount, kWrite };
+// The places of the bits that are set, by rows and ascending columns, and what a matrix has there.
+// Tasks count their bits, the handler turns counts into the places where tasks begin, tasks write
+// their entries, and, when all are counted, the end.
+enum class BitmapPhase : int { kCount, kWrite, kEnd };
 
 struct BitmapEntriesArgs {
   const uint32_t* words;  // [batch, rows, row_words]
   int32_t* offsets;       // [batch, rows + 1]: of all entries, INT32_MAX at most
-  int32_t* entry_rows;    // [batch, nse]: of the first nse, then zeros
-  int32_t* columns;       // [batch, nse], the same
-  int64_t rows, row_words, nse;
+  int32_t* columns;       // [batch, nse]: of the first nse, then zeros
+  int32_t* entry_rows;    // [batch, nse], the same, or null
+  const char* x;          // [batch, rows, x_columns], numbers of element_bytes, or null
+  char* values;           // [batch, nse]: those of x, then zeros
+  int64_t x_columns;      // more than 32 (row_words - 1)
+  int element_bytes;      // 1, 2, 4, 8 or 16
+  int64_t batch, rows, row_words, nse;
   int64_t task_words, tasks;  // words of a task, tasks of a bitmap
   int64_t* begins;            // [batch, tasks + 1]: the first entry of each task
   BitmapPhase phase;

@@ -21,7 +21,6 @@ import numpy as np
 from jax import export
 
 from sgap_jax.formats import checks, construct, structure
-from sgap_jax.formats.direct import KERNEL_DTYPES
 from sgap_jax.formats.levels import CSC, CSR, Format
 from sgap_jax.formats.stored import StoredArray
 
@@ -145,22 +144,7 @@ def of_both(
 def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) -> dict[str, Any]:
     """Values and index arrays of the entries of x that are != 0."""
     x = jnp.transpose(structure.whole(x), format.modes)
-    words = structure.bitmap(_is_not_zero(x))
-    offsets, rows, indices = structure.entries_of_bitmap(words, nse)
-    values = x[rows, indices] if x.size else jnp.zeros(nse, x.dtype)
-    inside = structure.positions(nse) < offsets[-1]
-    values = jnp.where(inside, values, jnp.zeros((), x.dtype))
-    return of_offsets(values, offsets, indices, shape, format, nse >= x.size)
-
-
-def _is_not_zero(x: jax.Array) -> jax.Array:
-    """x != 0, of subnormal numbers too, which XLA takes for 0 in comparisons of floats."""
-    if jnp.iscomplexobj(x):
-        return _is_not_zero(x.real) | _is_not_zero(x.imag)
-    if x.dtype.name not in KERNEL_DTYPES:  # of 8 bits and fewer some have no sign, or NaN as -0
-        return x.astype(bool)
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    return (bits << 1) != 0  # but for the sign
+    return of_offsets(*structure.nonzero(x, nse), shape, format, nse >= x.size)
 
 
 def of_offsets(

@@ -37,7 +37,6 @@ from sgap_jax.formats.stored import (
 )
 
 _LEVELS = {1: CheckedIndices, 2: CheckedLevel}
-WORD_COLUMNS = 32  # of a word of a bitmap
 
 
 def as_fields(
@@ -149,18 +148,14 @@ def positions(nnz: int) -> jax.Array:
 
 _valid_offsets: Callable
 _transpose: Callable
-_bitmap: Callable
-_entries_of_bitmap: Callable
+_nonzero: Callable
 
 
-def computed_with(
-    valid_offsets: Callable, transpose: Callable, bitmap: Callable, entries_of_bitmap: Callable
-) -> None:
+def computed_with(valid_offsets: Callable, transpose: Callable, nonzero: Callable) -> None:
     """Says what computes the functions of these names, `transpose_structure` for `transpose`:
     primitives, which are in a layer above this one."""
-    global _valid_offsets, _transpose, _bitmap, _entries_of_bitmap
-    _valid_offsets, _transpose = valid_offsets, transpose
-    _bitmap, _entries_of_bitmap = bitmap, entries_of_bitmap
+    global _valid_offsets, _transpose, _nonzero
+    _valid_offsets, _transpose, _nonzero = valid_offsets, transpose, nonzero
 
 
 def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
@@ -237,17 +232,12 @@ def transpose_structure(offsets: jax.Array, indices: jax.Array, size: int) -> Ma
     return MadeTranspose(*_transpose(offsets, indices, size))
 
 
-def bitmap(mask: jax.Array) -> jax.Array:
-    """A mask [m, n] in bits: uint32 [m, ceil(n / 32)], lower columns in lower bits."""
-    words: jax.Array = _bitmap(mask)
-    return words
-
-
-def entries_of_bitmap(words: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
-    of them, up to the greatest int32; the first nse are stored, and zeros behind the last one."""
-    offsets, rows, columns = _entries_of_bitmap(words, nse)
-    return offsets, rows, columns
+def nonzero(x: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(values [nse], offsets [m + 1], columns [nse]) of the entries of x [m, n] that are not 0; -0
+    is 0, and no subnormal number is. The offsets count all of them, up to the greatest int32; the
+    first nse are stored, and zeros behind the last one."""
+    values, offsets, columns = _nonzero(x, nse)
+    return values, offsets, columns
 
 
 def transpose_by_comparing(

@@ -1,5 +1,5 @@
-"""The primitives behind `bitmap` and `entries_of_bitmap` of formats/structure.py: a mask in bits,
-and the entries of the bits that are set."""
+"""The primitives behind selections by a condition: where it holds, in bits, the entries of the bits
+that are set, and both at once for a matrix that is held as a whole."""
 
 from functools import partial
 from typing import Any
@@ -9,21 +9,35 @@ import jax.export
 import jax.numpy as jnp
 
 from sgap_jax.formats import checks, structure
-from sgap_jax.formats.structure import WORD_COLUMNS
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.bitmap import entries_plan, of_mask_plan
-from sgap_jax.primitives._batch import plain_lowering
-from sgap_jax.primitives._define import bind, define, ffi_lowering, out_aval
+from sgap_jax.primitives._batch import mapped_first, plain_lowering
+from sgap_jax.primitives._define import (
+    accumulator,
+    batch_rule,
+    bind,
+    define,
+    ffi_lowering,
+    out_aval,
+)
+from sgap_jax.primitives.top_k import keys_of, scores_at
 from sgap_jax.schedules import Schedule
 from sgap_jax.schedules.families import failing, warn_once
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
+
+WORD_COLUMNS = 32  # of a word of a bitmap
 
 # mask [B, m, n] bool -> words [B, m, ceil(n / 32)] uint32: lower columns in lower bits, and 0
 # behind the last one.
 
 
 def _words_eval(mask: Any, *, schedule: Schedule | None) -> Any:
-    batch, m, n = mask.shape
-    return out_aval(mask, (batch, m, -(-n // WORD_COLUMNS)), jnp.dtype(jnp.uint32))
+    return _words_aval(mask)
+
+
+def _words_aval(x: Any) -> Any:
+    batch, m, n = x.shape
+    return out_aval(x, (batch, m, -(-n // WORD_COLUMNS)), jnp.dtype(jnp.uint32))
 
 
 def _words_reference(mask: Any, *, schedule: Schedule | None) -> Any:
@@ -62,6 +76,62 @@ bitmap_of_mask_p = define(
     cuda=_words_cuda,
     jvp=_words_jvp,
     transpose=None,
+)
+
+# scores [B, m, n], least [B, m] of their accumulator, limits [B, m] int32 -> words as above: a bit
+# where scores[i, j] >= least[i] in the columns j < limits[i], for scores that are not -infinity.
+# NaN is not at least anything, and nothing is at least NaN.
+
+
+def bind_of_scores(scores: Any, least: Any, limits: Any) -> Any:
+    return bind(bitmap_of_scores_p, scores, least, limits, schedule=None)
+
+
+def _of_scores_eval(scores: Any, least: Any, limits: Any, *, schedule: Schedule | None) -> Any:
+    assert least.shape == limits.shape == scores.shape[:2]
+    assert least.dtype == accumulator(scores.dtype) and limits.dtype == jnp.int32
+    return _words_aval(scores)
+
+
+def _of_scores_reference(scores: Any, least: Any, limits: Any, *, schedule: Any) -> Any:
+    keys, least = keys_of(scores), keys_of(least)[..., None]
+    absent = jnp.iinfo(keys.dtype).min  # of -infinity, and NaN has the next one
+    reached = (keys >= least) & (keys > absent + 1) & (least != absent + 1)
+    exists = structure.positions(scores.shape[2])[None, None] < limits[..., None]
+    return bind(bitmap_of_mask_p, reached & exists, schedule=schedule)
+
+
+def _of_scores_cpu(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
+    if schedule is not None:
+        return None
+    return ffi_lowering("sgap_bitmap_of_scores_v1", ctx, operands)
+
+
+def _of_scores_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    return bind(bitmap_of_scores_p, *primals, **params), None
+
+
+def _of_scores_batch(args: Any, dims: Any, **params: Any) -> Any:
+    return batch_rule(bitmap_of_scores_p, 3, *_each_its_own(args, dims), **params)
+
+
+def _each_its_own(args: Any, dims: Any) -> tuple[list, tuple[int, ...]]:
+    """(operands, mapped axes), where each element of the batch has operands of its own."""
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    every = [mapped_first(a, d, size) for a, d in zip(args, dims, strict=True)]
+    return every, (0,) * len(every)
+
+
+bitmap_of_scores_p = define(
+    "bitmap_of_scores",
+    data=3,
+    axes="b, b, b -> b",
+    abstract_eval=_of_scores_eval,
+    reference=_of_scores_reference,
+    cpu=_of_scores_cpu,
+    jvp=_of_scores_jvp,
+    transpose=None,
+    batch=_of_scores_batch,
 )
 
 # words [B, m, w] uint32 -> offsets [B, m + 1], rows and columns [B, nse] int32 of the bits that are
@@ -163,6 +233,128 @@ bitmap_entries_p = define(
 )
 
 
+# scores, least and limits as above, kept [B, m, w or 0] -> values [B, nse] of the dtype of scores,
+# offsets [B, m + 1], columns [B, nse]: the entries, as above, of the bits of scores, and of these
+# words besides. Zeros are behind the last one. Values are what scores has there.
+
+
+def bind_reached(*operands: Any, nse: int) -> list:
+    return bind(reached_p, *operands, nse=nse, schedule=None)
+
+
+def _reached_eval(
+    scores: Any, least: Any, limits: Any, kept: Any, *, nse: int, schedule: Schedule | None
+) -> list:
+    words = _of_scores_eval(scores, least, limits, schedule=schedule)
+    assert kept.shape in (words.shape, (*scores.shape[:2], 0))
+    return _dense_entries_aval(scores, nse)
+
+
+def _dense_entries_aval(x: Any, nse: int) -> list:
+    (batch, m, _), int32 = x.shape, jnp.dtype(jnp.int32)
+    sizes = [(nse, x.dtype), (m + 1, int32), (nse, int32)]
+    return [out_aval(x, (batch, size), dtype) for size, dtype in sizes]
+
+
+def _reached_reference(
+    scores: Any, least: Any, limits: Any, kept: Any, *, nse: int, schedule: Schedule | None
+) -> list:
+    words = bind(bitmap_of_scores_p, scores, least, limits, schedule=schedule)
+    if kept.shape[2]:
+        words |= kept
+    return _entries_at(scores, words, nse, schedule)
+
+
+def _entries_at(x: Any, words: Any, nse: int, schedule: Schedule | None) -> list:
+    offsets, rows, columns = bind(bitmap_entries_p, words, nse=nse, schedule=schedule)
+
+    def of_one(x: jax.Array, rows: jax.Array, columns: jax.Array, stored: jax.Array) -> jax.Array:
+        values = x[rows, columns] if x.size else jnp.zeros(nse, x.dtype)
+        inside = structure.positions(nse) < stored
+        return jnp.where(inside, values, jnp.zeros((), x.dtype))
+
+    return [jax.vmap(of_one)(x, rows, columns, offsets[:, -1]), offsets, columns]
+
+
+def _reached_cpu(ctx: Any, *operands: Any, nse: int, schedule: Schedule | None) -> Any:
+    if schedule is not None:
+        return None
+    return ffi_lowering("sgap_reached_csr_v1", ctx, operands)
+
+
+def _reached_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    # Which entries are stored does not change: d values = d scores at these.
+    out, dscores = bind(reached_p, *primals, **params), tangents[0]
+    return out, None if dscores is None else scores_at(dscores, *out[1:])
+
+
+def _reached_batch(args: Any, dims: Any, **params: Any) -> Any:
+    return batch_rule(reached_p, 4, *_each_its_own(args, dims), **params)
+
+
+reached_p = define(
+    "reached",
+    data=4,
+    axes="b, b, b, b -> b, b, b",
+    abstract_eval=_reached_eval,
+    reference=_reached_reference,
+    cpu=_reached_cpu,
+    jvp=_reached_jvp,
+    transpose=None,
+    batch=_reached_batch,
+    multiple_results=True,
+)
+
+# x [B, m, n] of any dtype -> values [B, nse], offsets [B, m + 1], columns [B, nse]: the entries
+# that are not 0, as above. -0 is 0, and no subnormal number is.
+
+
+def _nonzero_eval(x: Any, *, nse: int, schedule: Schedule | None) -> list:
+    return _dense_entries_aval(x, nse)
+
+
+def _nonzero_reference(x: Any, *, nse: int, schedule: Schedule | None) -> list:
+    words = bind(bitmap_of_mask_p, _is_not_zero(x), schedule=schedule)
+    return _entries_at(x, words, nse, schedule)
+
+
+def _is_not_zero(x: jax.Array) -> jax.Array:
+    """x != 0, of subnormal numbers too, which XLA takes for 0 in comparisons of floats."""
+    if jnp.iscomplexobj(x):
+        return _is_not_zero(x.real) | _is_not_zero(x.imag)
+    if x.dtype.name not in KERNEL_DTYPES:  # of 8 bits and fewer some have no sign, or NaN as -0
+        return x.astype(bool)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return (bits << 1) != 0  # but for the sign
+
+
+def _nonzero_cpu(ctx: Any, x: Any, *, nse: int, schedule: Schedule | None) -> Any:
+    if schedule is not None or ctx.avals_in[0].dtype.name not in _OF_NONZERO:
+        return None
+    return ffi_lowering("sgap_nonzero_csr_v1", ctx, [x])
+
+
+def _nonzero_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    out, dx = bind(nonzero_p, *primals, **params), tangents[0]
+    return out, None if dx is None else scores_at(dx, *out[1:])
+
+
+_INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+_OF_NONZERO = (*KERNEL_DTYPES, *_INTEGERS, "bool", "complex64", "complex128")
+
+nonzero_p = define(
+    "nonzero",
+    data=1,
+    axes="b -> b, b, b",
+    abstract_eval=_nonzero_eval,
+    reference=_nonzero_reference,
+    cpu=_nonzero_cpu,
+    jvp=_nonzero_jvp,
+    transpose=None,
+    multiple_results=True,
+)
+
+
 def _launched(ctx: Any) -> bool:
     """Whether a call has launches on CUDA: not with symbolic sizes or empty arrays, nor where the
     kernels are known to fail."""
@@ -177,10 +369,19 @@ def _launched(ctx: Any) -> bool:
 
 @partial(jax.jit, static_argnames="schedule", inline=True)
 def bitmap(mask: jax.Array, schedule: Schedule | None = None) -> jax.Array:
+    """A mask [m, n] in bits: uint32 [m, ceil(n / 32)], lower columns in lower bits."""
     return jnp.squeeze(bind(bitmap_of_mask_p, mask[None], schedule=schedule), 0)
 
 
 @partial(jax.jit, static_argnames=("nse", "schedule"), inline=True)
 def entries(words: jax.Array, nse: int, schedule: Schedule | None = None) -> tuple:
+    """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
+    of them, up to the greatest int32; the first nse are stored, and zeros behind the last one."""
     out = bind(bitmap_entries_p, words[None], nse=nse, schedule=schedule)
+    return tuple(jnp.squeeze(x, 0) for x in out)
+
+
+@partial(jax.jit, static_argnames=("nse", "schedule"), inline=True)
+def nonzero(x: jax.Array, nse: int, schedule: Schedule | None = None) -> tuple:
+    out = bind(nonzero_p, x[None], nse=nse, schedule=schedule)
     return tuple(jnp.squeeze(x, 0) for x in out)

@@ -13,7 +13,13 @@ from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.primitives.top_k import keys_of
+from sgap_jax.primitives.bitmap import (
+    WORD_COLUMNS,
+    bind_of_scores,
+    bind_reached,
+    bitmap,
+    entries,
+)
 from sgap_jax.select.scores import (
     Scores,
     Tile,
@@ -87,36 +93,43 @@ def _threshold(
     scores: Scores, at: jax.Array, *, grid: tuple[int, int], nse: int, tiles: Any, **result: Any
 ) -> SparseArray:
     what, (m, n) = "select.threshold", grid
-    width = -(-n // structure.WORD_COLUMNS)
+    width = -(-n // WORD_COLUMNS)
 
-    def of_tile(tile: Tile) -> jax.Array:
-        own = jax.lax.stop_gradient(tile.scores)
-        keys = keys_of(own)
-        least = at[tile.rows].astype(accumulator(own.dtype))[:, None]
-        reached = (keys >= keys_of(least)) & ~jnp.isnan(own) & ~jnp.isnan(least)
-        reached &= keys > jnp.iinfo(keys.dtype).min
+    def operands(tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
+        least = at[tile.rows].astype(accumulator(tile.scores.dtype))
+        return tile.scores[None], least[None], tile.limits[None]
+
+    def kept(tile: Tile) -> jax.Array:
+        if scores.keep is None:
+            return jnp.zeros((tile.limits.shape[0], 0), jnp.uint32)
+        exists = structure.positions(tile.ranked.shape[1])[None] < tile.limits[:, None]
+        return bitmap((tile.ranked == jnp.inf) & exists)
+
+    def words_of(tile: Tile) -> jax.Array:
+        own, least, limits = operands(tile)
+        words = jnp.squeeze(bind_of_scores(jax.lax.stop_gradient(own), least, limits), 0)
         if scores.keep is not None:
-            reached |= tile.ranked == jnp.inf
-        exists = structure.positions(keys.shape[1])[None] < tile.limits[:, None]
-        words = structure.bitmap(reached & exists)
+            words |= kept(tile)
         return jnp.pad(words, ((0, 0), (0, width - words.shape[1])))
 
-    parts = [over_tiles(what, of_tile, scores, band, m) for band in tiles]
-    words = jnp.concatenate([jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts])[
-        :m
-    ]
-    offsets, rows, columns = structure.entries_of_bitmap(words, nse)
-    stored = structure.positions(nse) < offsets[-1]
+    def entries_of(tile: Tile) -> list:
+        return bind_reached(*operands(tile), kept(tile)[None], nse=nse)
+
     values = None  # of a product: sddmm's
+    if not scores.in_tiles:
+        found = over_tiles(what, entries_of, scores, tiles[0], m)
+        values, offsets, columns = (x[0, 0] for x in found)
+    else:
+        parts = [over_tiles(what, words_of, scores, band, m) for band in tiles]
+        words = [jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts]
+        offsets, rows, columns = entries(jnp.concatenate(words)[:m], nse)
     if callable(scores.source):
         if 0 in grid:
             like = jax.eval_shape(scores.source, structure.positions(m), structure.positions(n))
             values = jnp.zeros(nse, like.dtype)
         else:
             values = function_at_entries(what, scores.source, rows, columns)
-    elif not scores.in_tiles:
-        values = scores.source[rows, columns] if nse else jnp.zeros(0, scores.source.dtype)
-    if values is not None:
+        stored = structure.positions(nse) < offsets[-1]
         values = jnp.where(stored, values, jnp.zeros((), values.dtype))
     checked = nse == m * n
     return as_array(values, offsets, columns, scores, grid, checked=checked, **result)

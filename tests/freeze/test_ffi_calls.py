@@ -104,6 +104,10 @@ def programs():
         yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     yield lambda x: SparseArray.from_dense(x, nse=4).values, (np.ones((2, 3), np.float32),)
+    yield lambda x: select.threshold(x, 0.5, nse=4).values, (np.ones((2, 3), np.float32),)
+    keep = lambda rows, columns: rows == columns
+    reached = lambda q: select.threshold((q, q), 0.5, nse=4, keep=keep).column_indices
+    yield reached, (np.ones((3, 2), np.float32),)
     yield lambda x: select.top_p(x, 0.5, most=2).column_indices, (np.ones((2, 3), np.float32),)
     indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
     yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))

@@ -5,8 +5,9 @@ import numpy as np
 from sgap_jax.runtime.native import native
 
 # XLA_FFI_DataType of the FFI's C API.
-TYPES = {"bool": 1, "int32": 4, "uint32": 8, "float16": 10, "float32": 11, "float64": 12}
-TYPES["bfloat16"] = 16
+TYPES = {"bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7}
+TYPES |= {"uint32": 8, "uint64": 9, "float16": 10, "float32": 11, "float64": 12, "complex64": 15}
+TYPES |= {"bfloat16": 16, "complex128": 18}
 
 # These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h), of selections
 # (SGAP_INTEGER_KERNEL in cpu/kernels.def) and those that round to bfloat16; both share the latter.

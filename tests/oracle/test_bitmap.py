@@ -1,13 +1,17 @@
-"""The bitmap of a mask and the entries of its bits: every instruction set, and plain JAX."""
+"""Bitmaps, the entries of their bits, and those of a matrix where its numbers make the bits: every
+instruction set, and plain JAX."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from battery import cast
 from native_call import kernel_isas, run
+from selection_oracle import KINDS, same, scores_of
+from tolerance import DTYPES
 
-from sgap_jax.formats.structure import WORD_COLUMNS, bitmap, entries_of_bitmap
 from sgap_jax.primitives import bitmap as primitives
+from sgap_jax.primitives.bitmap import WORD_COLUMNS, bitmap, entries, nonzero
 from sgap_jax.runtime.native import native
 
 # With AVX512-VBMI2 columns are packed as bytes.
@@ -65,15 +69,15 @@ def test_plain_jax_is_the_same(shape, density):
     np.testing.assert_array_equal(plain[0], words)
     for nse in capacities(mask):
         plain = primitives._entries_reference(words[None], nse=nse, schedule=None)
-        found = entries_of_bitmap(words, nse)
-        for got, same, want in zip(found, plain, entries_of(mask, nse), strict=True):
+        found = entries(words, nse)
+        for got, one, want in zip(found, plain, entries_of(mask, nse), strict=True):
             np.testing.assert_array_equal(got, want)
-            np.testing.assert_array_equal(same[0], want)
+            np.testing.assert_array_equal(one[0], want)
 
 
 def test_in_a_batch():
     masks = np.stack([mask_of((5, 40), density) for density in (0, 0.2, 1)])
-    found = jax.jit(jax.vmap(lambda x: entries_of_bitmap(bitmap(x), 30)))(masks)
+    found = jax.jit(jax.vmap(lambda x: entries(bitmap(x), 30)))(masks)
     for i, mask in enumerate(masks):
         for got, want in zip(found, entries_of(mask, 30), strict=True):
             np.testing.assert_array_equal(got[i], want)
@@ -82,7 +86,7 @@ def test_in_a_batch():
 def test_exported_for_any_batch():
     names = ("sgap_bitmap_of_mask_v1", "sgap_bitmap_entries_v1")
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    f = jax.jit(jax.vmap(lambda x: entries_of_bitmap(bitmap(x), 30)))
+    f = jax.jit(jax.vmap(lambda x: entries(bitmap(x), 30)))
     any_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 5, 40), bool)
     exported = jax.export.export(f, disabled_checks=allowed)(any_batch)
     assert all(name in exported.mlir_module() for name in names)
@@ -108,6 +112,194 @@ def test_counts_in_plain_jax_stay_too_large(monkeypatch):
     np.testing.assert_array_equal(offsets, np.minimum(np.arange(31) * 40, 100))
 
 
+BOUNDS = np.array([0.3, -0.0, 0.0, 1e-310, -1e-310, np.nan, np.inf, -np.inf, -1.5])
+LIMITS = np.array([2**31 - 1, 0, -5, 1, 33, 64, -(2**31), 90, 1 << 20], np.int32)
+
+
+def wide_of(dtype):
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def reaching(scores, least, limits):
+    """Where scores [m, n] reach the bounds [m], by NumPy in float64."""
+    wide = np.float64(scores)
+    exists = np.arange(wide.shape[1]) < limits[:, None]
+    return (wide >= np.float64(least)[:, None]) & (wide > -np.inf) & exists
+
+
+def bound_operands(kind, dtype, batch=2, m=9, n=90):
+    """(scores, least, limits) with each bound, and a batch whose rows differ in all three."""
+    scores = np.stack([cast(scores_of(kind, m, n), dtype)] * batch)
+    scores[1:] = np.roll(scores[1:], 7, axis=2)
+    least = np.stack([np.roll(BOUNDS[:m], b) for b in range(batch)]).astype(wide_of(dtype))
+    limits = np.stack([np.roll(LIMITS[:m], 2 * b) for b in range(batch)])
+    return scores, least, limits
+
+
+def stored_of(x, mask, nse):
+    """(values, offsets, columns) of one matrix where the mask is set, by NumPy."""
+    offsets, rows, columns = entries_of(mask, nse)
+    count = min(int(offsets[-1]), nse)
+    values = np.zeros(nse, x.dtype)
+    values[:count] = x[rows.astype(int)[:count], columns.astype(int)[:count]]
+    return values, offsets, columns
+
+
+def sizes_of(x, nse):
+    batch, m, _ = x.shape
+    return [((batch, nse), x.dtype), ((batch, m + 1), np.int32), ((batch, nse), np.int32)]
+
+
+def check_entries(found, x, masks, nse):
+    for got, want in zip(zip(*found, strict=True), zip(x, masks, strict=True), strict=True):
+        values, offsets, columns = stored_of(*want, nse)
+        assert got[0].tobytes() == values.tobytes()
+        same(got[1:], (offsets, columns))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_that_reach_a_bound(kind, isa):
+    for dtype in DTYPES:
+        operands = bound_operands(kind, dtype)
+        scores = operands[0]
+        masks = np.stack([reaching(*own) for own in zip(*operands, strict=True)])
+        words = np.empty((*masks.shape[:2], 3), np.uint32)
+        sizes = [(words.shape, np.uint32)]
+        for threads in (1, -1):
+            (words,) = run("sgap_bitmap_of_scores_v1", operands, sizes, {}, isa, threads)
+            for own, mask in zip(words, masks, strict=True):
+                (right,) = run("sgap_bitmap_of_mask_v1", [mask], [(own.shape, np.uint32)], {}, isa)
+                np.testing.assert_array_equal(own, right)
+            for nse in {1, int(masks[0].sum()), 2 * masks[0].size}:
+                sizes_found = sizes_of(scores, nse)
+                none = np.zeros((*masks.shape[:2], 0), np.uint32)
+                given = (*operands, none)
+                found = run("sgap_reached_csr_v1", given, sizes_found, {}, isa, threads)
+                check_entries(found, scores, masks, nse)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_is_kept_is_stored_anyhow(isa):
+    """Of several tasks, in two orders and by several threads."""
+    operands = bound_operands("nan", "float32", n=200_000)
+    scores = operands[0]
+    keep = np.stack([mask_of(scores.shape[1:], density) for density in (0.001, 0.3)])
+    masks = np.stack([reaching(*own) for own in zip(*operands, strict=True)]) | keep
+    kept = np.packbits(keep, axis=2, bitorder="little").view("<u4")
+    for threads in (1, 4, -1):
+        for nse in (int(masks[0].sum()), masks[0].size):
+            found = run(
+                "sgap_reached_csr_v1", (*operands, kept), sizes_of(scores, nse), {}, isa, threads
+            )
+            check_entries(found, scores, masks, nse)
+
+
+NUMBERS = [*DTYPES, "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
+NUMBERS += ["uint64", "complex64", "complex128"]
+
+
+def numbers_of(dtype, *shape):
+    """Numbers of which two in three are 0 or -0; others are NaN, subnormal or the least ones."""
+    rng = np.random.default_rng(len(dtype))
+    size = cast(0, dtype).dtype.itemsize
+    parts = (2, size // 2) if dtype.startswith("complex") else (1, size)
+    sign = 1 << (8 * parts[1] - 1)
+    specials = [0, 0, 0, 0, sign, 1, sign | 1, sign - 1, 3 << (8 * parts[1] - 4)]
+    bits = rng.choice(np.array(specials, np.uint64), (*shape, parts[0]), p=[1 / 9] * 9)
+    if dtype == "bool":
+        return bits[..., 0] == 1
+    x = bits.astype(f"uint{8 * parts[1]}").view(cast(0, dtype).dtype)
+    return x.reshape(shape)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_numbers_that_are_not_zero(dtype, isa):
+    for shape in [(2, 5, 33), (1, 3, 64), (3, 4, 200), (2, 1, 1)]:
+        x = numbers_of(dtype, *shape)
+        masks = x != 0
+        for threads in (1, -1):
+            for nse in (2, int(masks[0].sum()), masks[0].size):
+                found = run("sgap_nonzero_csr_v1", [x], sizes_of(x, nse), {}, isa, threads)
+                check_entries(found, x, masks, nse)
+
+
+def test_nonzero_of_several_tasks():
+    x = np.where(mask_of((2, 3, 200_000), 0.01), 1.5, 0).astype(np.float32)
+    for threads in (1, 4, -1):
+        for nse in (4000, 8000):
+            found = run("sgap_nonzero_csr_v1", [x], sizes_of(x, nse), {}, native.isa(), threads)
+            check_entries(found, x, x != 0, nse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entries_in_plain_jax_are_the_same(dtype):
+    for kind in ("nan", "tiny", "infinite", "zeros"):
+        scores, least, limits = (jnp.asarray(x) for x in bound_operands(kind, dtype))
+        for width in (0, 3):
+            kept = jnp.asarray(np.full((2, 9, width), 0x10100, np.uint32))
+            given = scores, least, limits, kept
+            found = primitives.bind_reached(*given, nse=200)
+            same_bytes(primitives._reached_reference(*given, nse=200, schedule=None), found)
+
+            def one(*own):
+                return primitives.bind_reached(*(x[None] for x in own), nse=200)
+
+            same_bytes([x[:, 0] for x in jax.vmap(one)(*given)], found)
+        plain = primitives._nonzero_reference(scores, nse=200, schedule=None)
+        same_bytes([x[0] for x in plain], nonzero(scores[0], 200))
+
+
+def same_bytes(found, right):
+    """NaN equals NaN, and 0 is not -0."""
+    for got, want in zip(found, right, strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+def test_operands_that_are_not_mapped():
+    scores, least, limits = (jnp.asarray(x[0]) for x in bound_operands("nan", "float32"))
+    kept = jnp.zeros((9, 0), jnp.uint32)
+
+    def of(*own):
+        return [x[0] for x in primitives.bind_reached(*(x[None] for x in own), nse=300)]
+
+    bounds = jnp.stack([least, least + 0.5])
+    found = jax.vmap(of, in_axes=(None, 0, None, None))(scores, bounds, limits, kept)
+    for i in range(2):
+        for got, want in zip(found, of(scores, bounds[i], limits, kept), strict=True):
+            np.testing.assert_array_equal(got[i], want)
+
+
+def test_dense_entries_are_exported_for_any_batch():
+    names = ("sgap_reached_csr_v1", "sgap_nonzero_csr_v1")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    limits, kept = jnp.full((1, 5), 40, jnp.int32), jnp.zeros((1, 5, 0), jnp.uint32)
+
+    def one(x):
+        return primitives.bind_reached(
+            x[None], jnp.zeros((1, 5), x.dtype), limits, kept, nse=90
+        ), nonzero(x, 150)
+
+    f = jax.jit(jax.vmap(one))
+    any_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 5, 40), np.float32)
+    exported = jax.export.export(f, disabled_checks=allowed)(any_batch)
+    assert all(name in exported.mlir_module() for name in names)
+    x = np.random.default_rng(0).standard_normal((3, 5, 40), dtype=np.float32)
+    jax.tree.map(np.testing.assert_array_equal, exported.call(x), f(x))
+
+
+def test_matrices_without_places():
+    for shape in [(2, 0, 5), (2, 3, 0), (0, 3, 5)]:
+        x = np.ones(shape, np.float32)
+        rows, none = np.ones(shape[:2], np.float32), np.zeros((*shape[:2], 0), np.uint32)
+        operands = x, rows, rows.astype(np.int32), none
+        for target, given in (("reached", operands), ("nonzero", [x])):
+            found = run(f"sgap_{target}_csr_v1", given, sizes_of(x, 4), {}, native.isa())
+            assert all(not array.any() for array in found)
+
+
 def test_errors():
     mask, words = np.ones((2, 40), bool), np.ones((2, 2), np.uint32)
     ints = lambda *sizes: [((size,), np.int32) for size in sizes]
@@ -121,3 +313,29 @@ def test_errors():
     for target, operand, results, message in cases:
         with pytest.raises(ValueError, match=message):
             run(f"sgap_bitmap_{target}_v1", [operand], results, {}, native.isa())
+
+
+def test_errors_of_dense_entries():
+    x, rows = np.ones((2, 3, 40), np.float32), np.ones((2, 3), np.float32)
+    limits, none = rows.astype(np.int32), np.zeros((2, 3, 0), np.uint32)
+    good = dict(scores=x, least=rows, limits=limits, kept=none)
+    results = dict(zip(("values", "offsets", "columns"), sizes_of(x, 5), strict=True))
+    changes = [
+        ({"scores": np.ones((2, 3, 40), np.int32)}, "scores: expected"),
+        ({"scores": np.ones(40, np.float32)}, "least: unlike scores"),
+        ({"least": np.ones((2, 4), np.float32)}, "least: unlike scores"),
+        ({"least": np.ones((2, 3), np.float64)}, "least: unlike scores"),
+        ({"limits": np.ones((1, 3), np.int32)}, "limits: unlike scores"),
+        ({"kept": np.zeros((2, 3, 1), np.uint32)}, "kept: unlike scores"),
+        ({"kept": np.zeros((2, 3, 2), np.int32)}, "kept: unlike scores"),
+        ({"values": ((2, 6), np.float32)}, "values: unlike columns"),
+        ({"values": ((2, 5), np.float64)}, "values: unlike columns"),
+        ({"offsets": ((2, 3), np.int32)}, "offsets: unlike words"),
+        ({"columns": ((1, 5), np.int32)}, "columns: unlike words"),
+    ]
+    for change, message in changes:
+        own, made = ({k: change.get(k, v) for k, v in given.items()} for given in (good, results))
+        with pytest.raises(ValueError, match=message):
+            run("sgap_reached_csr_v1", own.values(), made.values(), {}, native.isa())
+    with pytest.raises(ValueError, match="dtype of 1 to 16 bytes"):
+        run("sgap_nonzero_csr_v1", [np.ones(4, np.float32)], results.values(), {}, native.isa())
