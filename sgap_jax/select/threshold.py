@@ -70,7 +70,7 @@ def threshold(
       NotImplementedError: a symbolic number of rows (`jax.export`).
 
     Source: SpargeAttn (Zhang et al. 2025) and MInference (Jiang et al. 2024) select blocks of
-    attention by thresholds. A pass over a tile's scores leaves a byte for each, and these a bit.
+    attention by thresholds. A pass over the scores leaves a bit for each.
     """
     what = "select.threshold"
     format = as_format(format, what)
