@@ -4,7 +4,8 @@ import collections
 import dataclasses
 
 import pytest
-from mutants.bugs import BUGS, ROOMS, ROOT, Moved, planted
+from bug import ROOT, Moved, planted
+from bugs import BUGS, ROOMS
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
