@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 32 in the C++ kernels, 9 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 32 in the C++ kernels, 12 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -58,6 +58,8 @@ ROOMS = (
     "cuda/attention",
     "cuda/attention_backward",
     "cuda/bitmap",
+    "cuda/nucleus",
+    "cuda/common",
 )
 
 BUGS = (*PYTHON, *CPP, *CUDA)
