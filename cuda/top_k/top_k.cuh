@@ -7,29 +7,10 @@
 // memory, but no result depends on their order: deterministic.
 #pragma once
 
-#include "types.cuh"
+#include "row_lanes.cuh"
+#include "score_key.cuh"
 
 namespace sgap {
-
-// Integers in the order of the scores: 0 for -infinity, 1 for NaN, then the numbers; -0 is 0. In
-// integers, so that no mode of the float unit takes subnormal numbers for 0.
-template <class Key>
-__device__ inline Key KeyOfBits(Key bits, Key infinity) {
-  const Key sign = Key(1) << (8 * sizeof(Key) - 1);
-  if ((bits & ~sign) > infinity) return 1;
-  if (bits == (sign | infinity)) return 0;
-  if (bits == sign) return sign;
-  return bits & sign ? ~bits : bits | sign;
-}
-__device__ inline unsigned KeyOf(float score) {
-  return KeyOfBits(__float_as_uint(score), 0x7f800000u);
-}
-__device__ inline Size KeyOf(double score) {
-  return KeyOfBits(Size(__double_as_longlong(score)), Size(0x7ff) << 52);
-}
-
-template <class T>
-using ScoreKey = decltype(KeyOf(Accumulator<T>()));
 
 // Keys above `least` are selected, and of those that equal it the first `ties`.
 template <class Key>
@@ -41,10 +22,10 @@ struct Selection {
 // What the threads of a block share.
 template <int kBlock>
 struct TopKShared {
-  enum { kDigits = 256, kWarps = kBlock / 32 };
-  unsigned count[kDigits];                      // of keys with each digit
-  unsigned digit, wanted, found;                // of the last pass
-  unsigned above[2][kWarps], equal[2][kWarps];  // of each warp, in turn
+  enum { kDigits = 256 };
+  unsigned count[kDigits];        // of keys with each digit
+  unsigned digit, wanted, found;  // of the last pass
+  typename RowLanes<kBlock>::Shared lanes;
 };
 
 // The digit of the `wanted`-th greatest among counted keys, how many of those with it are wanted,
@@ -108,7 +89,7 @@ __global__ void __launch_bounds__(kBlock)
                      Index* __restrict__ counts, Index* __restrict__ columns, long long m,
                      long long n, long long k, long long batches, long long limit_stride) {
   __shared__ TopKShared<kBlock> shared;
-  const unsigned warp = threadIdx.x / 32, below = (1u << threadIdx.x % 32) - 1;
+  RowLanes<kBlock> lanes(shared.lanes);
   const Size row = blockIdx.x;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Index limit = limits[batch * limit_stride + row];
@@ -117,33 +98,20 @@ __global__ void __launch_bounds__(kBlock)
     Index* out = columns + (batch * m + row) * k;
     Selection<ScoreKey<T>> selection = {0, 0};
     if (k < count) selection = Greatest<T, kBlock>(own, count, k, shared);
-    unsigned above_before = 0, equal_before = 0, turn = 0;  // in the columns before
-    for (unsigned first = 0; first < count; first += kBlock, turn ^= 1) {
+    unsigned before[2] = {0, 0};  // above and equal, in the columns before
+    for (unsigned first = 0; first < count; first += kBlock) {
       const unsigned j = first + threadIdx.x;
       const ScoreKey<T> key = j < count ? KeyOf(Widen(own[j])) : 0;
       const bool above = key > selection.least;
       const bool equal = key == selection.least && selection.ties > 0 && j < count;
-      const unsigned all_above = __ballot_sync(~0u, above), all_equal = __ballot_sync(~0u, equal);
-      if (threadIdx.x % 32 == 0) {
-        shared.above[turn][warp] = __popc(all_above);
-        shared.equal[turn][warp] = __popc(all_equal);
-      }
-      __syncthreads();  // the one of the next turn orders these reads before the writes after it
-      unsigned a = above_before + __popc(all_above & below);
-      unsigned e = equal_before + __popc(all_equal & below);
-      for (unsigned w = 0; w < kBlock / 32; ++w) {
-        const unsigned of_above = shared.above[turn][w], of_equal = shared.equal[turn][w];
-        if (w < warp) a += of_above, e += of_equal;
-        above_before += of_above;
-        equal_before += of_equal;
-      }
-      if (above || (equal && e < selection.ties)) {
-        out[a + (e < selection.ties ? e : selection.ties)] = j;
-      }
+      const bool found[2] = {above, equal};
+      unsigned rank[2];
+      lanes.Rank(found, before, rank);
+      const unsigned e = rank[1] < selection.ties ? rank[1] : selection.ties;
+      if (above || (equal && rank[1] < selection.ties)) out[rank[0] + e] = j;
     }
-    const unsigned ties = equal_before < selection.ties ? equal_before : selection.ties;
-    if (threadIdx.x == 0) counts[batch * m + row] = above_before + ties;
-    __syncthreads();  // before the next batch member's counts
+    const unsigned ties = before[1] < selection.ties ? before[1] : selection.ties;
+    if (threadIdx.x == 0) counts[batch * m + row] = before[0] + ties;
   }
 }
 

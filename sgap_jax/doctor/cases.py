@@ -19,6 +19,7 @@ from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.bitmap import bitmap, entries
 from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.gspmm import gspmm
+from sgap_jax.primitives.nucleus import bind_nucleus, bind_totals
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
@@ -327,6 +328,43 @@ def _bits() -> Case:
     return Case("bitmap", "bool", None, run, expected, 0)
 
 
+def _probable(columns: int) -> Case:
+    """The totals of rows, and of all their entries those that reach a probability; the last row has
+    none. About half of a row's scores are its greatest, and the others weigh nothing beside
+    these."""
+    rows = 12
+    greatest = np.random.default_rng(columns).random((rows, columns)) < 0.5
+    counts = np.repeat([columns, columns // 2, 0], [6, 5, 1])
+    stored, offsets = np.arange(columns) < counts[:, None], np.append(0, np.cumsum(counts))
+    scores = np.where(greatest, 0, -200).astype(np.float32)
+    p = np.resize([0.25, 0.5, 0.75, 1], rows).astype(np.float32)
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, (0, scores.size - len(x))).astype(x.dtype)
+
+    def run(schedule: Schedule | None) -> tuple:
+        one = lambda x, dtype: jnp.asarray(x, dtype)[None]  # noqa: E731
+        sums = bind_totals(one(scores, "float32"), one(counts, "int32"), schedule)
+        values = one(padded(scores[stored]), "float32")
+        indices = padded(np.nonzero(stored)[1])
+        given = (values, values, *sums, one(p, "float32"), one(offsets, "int32"))
+        found = bind_nucleus(
+            *given, one(indices, "int32"), k=columns, n=columns, kept=False, schedule=schedule
+        )
+        return tuple(x[0] for x in (*sums, *found))
+
+    def expected() -> tuple:
+        weights = stored & greatest
+        total = np.sum(weights, axis=1)
+        before: np.ndarray = np.cumsum(weights, axis=1) - weights
+        part = stored & ((weights & (before < (p * total)[:, None])) | (p[:, None] == 1))
+        of_rows, of_columns = np.nonzero(part)
+        ends, places = np.searchsorted(of_rows, np.arange(rows + 1)), offsets[of_rows] + of_columns
+        return np.where(counts, 0, -np.inf), total, ends, padded(of_columns), padded(places)
+
+    return Case("nucleus", f"float32, {columns} columns", None, run, expected, 0)
+
+
 def _product_at_mask() -> Case:
     """A A^T at the places of a mask."""
 
@@ -406,5 +444,7 @@ def cases() -> Iterator[Case]:
     yield _greatest()
     yield _transposed()
     yield _bits()
+    yield _probable(90)  # a warp has a row
+    yield _probable(1100)  # a block has
     yield _product_in_capacity()
     yield _product_at_mask()

@@ -13,7 +13,8 @@ one column or with 64 and more, a multiple of what one load brings, and block ro
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
 64 and 128 features, each with its own keys, and enough rows to fill a device. All other
 combinations are too many. Selections of the greatest scores, and products of two sparse matrices,
-have one kernel for each dtype; transposed structures and bitmaps have one of each kind.
+have one kernel for each dtype, nuclei one for short rows and one for long ones; transposed
+structures and bitmaps have one of each kind.
 
 Imports no JAX: the build runs this module before the package can be imported.
 """
@@ -30,6 +31,7 @@ from sgap_jax.launch import attention_shapes
 from sgap_jax.launch import bitmap as bitmap_cuda
 from sgap_jax.launch import gsddmm as gsddmm_cuda
 from sgap_jax.launch import gspmm as gspmm_cuda
+from sgap_jax.launch import nucleus as nucleus_cuda
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
@@ -89,7 +91,9 @@ OF_SCORES: dict[str, Callable[..., KernelCall]] = {
 _PRODUCT = "spgemm"  # of two sparse matrices: its values and its structure
 _TRANSPOSE = "transpose_structure"  # of integers alone: one kernel of each kind
 _BITMAP = "bitmap"  # likewise
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, _PRODUCT, _TRANSPOSE, _BITMAP)
+_NUCLEUS = "nucleus"  # of dense scores, and of what is selected from these
+_OF_STRUCTURES = _PRODUCT, _TRANSPOSE, _BITMAP, _NUCLEUS
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES, *_OF_STRUCTURES)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -161,6 +165,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
         words = 1, _ROWS, -(-_ROWS // 32)
         plans = bitmap_cuda.of_mask_plan(_ROWS, _ROWS), bitmap_cuda.entries_plan(words, 16 * _ROWS)
         made = iter(plans)
+    elif name == _NUCLEUS:
+        made = _nucleus_calls()
     else:
         made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}
@@ -187,6 +193,14 @@ def _product_calls() -> Iterator[KernelCall]:
         yield spgemm_cuda.launch_plan(dtype, _ROWS, (*entries, 16 * _ROWS))
     yield spgemm_cuda.count_plan(shape, entries, 1)
     yield spgemm_cuda.indices_plan(shape, entries, 16 * _ROWS, 1)
+
+
+def _nucleus_calls() -> Iterator[KernelCall]:
+    for most in (256, _ROWS):  # a warp has a row, or a block
+        for dtype in DTYPES:
+            yield nucleus_cuda.totals_plan(dtype, (1, _ROWS, most))
+            yield nucleus_cuda.select_plan(dtype, (1, _ROWS), most, _ROWS)
+        yield nucleus_cuda.write_plan((1, _ROWS), most)
 
 
 def _attention_calls(plan: Callable[..., KernelCall]) -> Iterator[KernelCall]:

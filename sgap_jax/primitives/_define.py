@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
@@ -49,6 +50,7 @@ from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule, ScheduleError
 from sgap_jax.schedules.explain import dense_is_faster
+from sgap_jax.schedules.families import failing, warn_once
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 from sgap_jax.schedules.select import default_schedule, keep_chosen
 
@@ -245,6 +247,19 @@ def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence
     """Lowers `function`, in plain JAX, on values that are lowered already and have these avals."""
     ctx = ctx.replace(avals_in=list(avals))
     return mlir.lower_fun(function, multiple_results=False)(ctx, *values)
+
+
+def is_launched(ctx: Any, family: str, instead: str) -> bool:
+    """Whether a call has launches on CUDA, of an operation without a schedule: not with symbolic
+    sizes or empty arrays; nor where the family of kernels is known to fail, and then a warning says
+    what is done `instead`."""
+    sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
+    if any(map(jax.export.is_symbolic_dim, sizes)) or 0 in sizes:
+        return False
+    if (why := failing().get(family)) is not None:
+        warn_once(family, why, instead)
+        return False
+    return True
 
 
 def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:

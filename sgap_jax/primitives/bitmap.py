@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 
 from sgap_jax.formats import checks, structure
@@ -18,14 +17,15 @@ from sgap_jax.primitives._define import (
     bind,
     define,
     ffi_lowering,
+    is_launched,
     out_aval,
 )
 from sgap_jax.primitives.top_k import keys_of, scores_at
 from sgap_jax.schedules import Schedule
-from sgap_jax.schedules.families import failing, warn_once
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 WORD_COLUMNS = 32  # of a word of a bitmap
+_FAMILY = "bitmap", "bitmaps are made and read in plain JAX"
 
 # mask [B, m, n] bool -> words [B, m, ceil(n / 32)] uint32: lower columns in lower bits, and 0
 # behind the last one.
@@ -56,7 +56,7 @@ def _words_cpu(ctx: Any, mask: Any, *, schedule: Schedule | None) -> Any:
 
 
 def _words_cuda(ctx: Any, mask: Any, *, schedule: Schedule | None) -> Any:
-    if schedule is not None or not _launched(ctx):
+    if schedule is not None or not is_launched(ctx, *_FAMILY):
         return None
     batch, m, n = ctx.avals_in[0].shape
     return launch.lower(ctx, of_mask_plan(batch * m, n), [mask], compiler=nvrtc)
@@ -199,7 +199,7 @@ def _entries_cpu(ctx: Any, words: Any, *, nse: int, schedule: Schedule | None) -
 
 
 def _entries_cuda(ctx: Any, words: Any, *, nse: int, schedule: Schedule | None) -> Any:
-    if schedule is not None or not _launched(ctx):
+    if schedule is not None or not is_launched(ctx, *_FAMILY):
         return None
     (of_words,), (of_offsets, *of_entries) = ctx.avals_in, ctx.avals_out
     batch, m, width = of_words.shape
@@ -353,18 +353,6 @@ nonzero_p = define(
     transpose=None,
     multiple_results=True,
 )
-
-
-def _launched(ctx: Any) -> bool:
-    """Whether a call has launches on CUDA: not with symbolic sizes or empty arrays, nor where the
-    kernels are known to fail."""
-    sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
-    if any(map(jax.export.is_symbolic_dim, sizes)) or 0 in sizes:
-        return False
-    if (why := failing().get("bitmap")) is not None:
-        warn_once("bitmap", why, "bitmaps are made and read in plain JAX")
-        return False
-    return True
 
 
 @partial(jax.jit, static_argnames="schedule", inline=True)

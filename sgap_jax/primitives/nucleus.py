@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats import structure
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.nucleus import select_plan, totals_plan, write_plan
 from sgap_jax.primitives._batch import mapped_first
 from sgap_jax.primitives._define import (
     accumulator,
@@ -16,10 +18,14 @@ from sgap_jax.primitives._define import (
     bind,
     define,
     ffi_lowering,
+    is_launched,
+    jax_lowering,
     out_aval,
 )
-from sgap_jax.primitives.top_k import keys_of
+from sgap_jax.primitives.top_k import keys_of, offsets_of
 from sgap_jax.schedules import Schedule
+
+_FAMILY = "nucleus", "the most probable entries are selected in plain JAX"
 
 # values [B, m k], ranked [B, m k] of one dtype, greatest, total, p [B, m] of its accumulator,
 # offsets [B, m + 1], indices [B, m k] -> offsets [B, m + 1], indices [B, m k], entry [B, m k].
@@ -107,6 +113,21 @@ def _cpu(ctx: Any, *operands: Any, k: int, n: int, kept: bool, schedule: Any) ->
     return ffi_lowering("sgap_nucleus_csr_v1", ctx, operands, k=k, columns=n, kept=kept)
 
 
+def _cuda(ctx: Any, *operands: Any, k: int, n: int, kept: bool, schedule: Any) -> Any:
+    if schedule is not None or not is_launched(ctx, *_FAMILY):
+        return None
+    values, *_, indices = ctx.avals_in
+    of_offsets, *of_entries = ctx.avals_out
+    batch, m = ctx.avals_in[2].shape
+    counts, chosen = (of_offsets.update(shape=shape) for shape in ((batch, m), (batch, m, k)))
+    call = select_plan(values.dtype.name, (batch, m), k, n, kept=kept)
+    found = launch.lower(ctx, call, operands, results=[counts, chosen], compiler=nvrtc)
+    (offsets,) = jax_lowering(ctx, offsets_of, found[:1], [counts])
+    given, avals = [operands[-1], found[1], offsets], [indices, chosen, of_offsets]
+    call = write_plan((batch, m), k)
+    return [offsets, *launch.lower(ctx, call, given, avals, of_entries, compiler=nvrtc)]
+
+
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     return bind(nucleus_p, *primals, **params), None  # piecewise constant
 
@@ -126,6 +147,7 @@ nucleus_p = define(
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
+    cuda=_cuda,
     jvp=_jvp,
     transpose=None,
     batch=_batch,
@@ -162,6 +184,14 @@ def _totals_cpu(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
     return ffi_lowering("sgap_nucleus_totals_v1", ctx, operands)
 
 
+def _totals_cuda(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
+    if schedule is not None or not is_launched(ctx, *_FAMILY):
+        return None
+    scores, limits = ctx.avals_in
+    call = totals_plan(scores.dtype.name, scores.shape, shared_limits=limits.shape[0] == 1)
+    return launch.lower(ctx, call, operands, compiler=nvrtc)
+
+
 def _totals_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     return bind(nucleus_totals_p, *primals, **params), None  # of a selection, which has none
 
@@ -179,6 +209,7 @@ nucleus_totals_p = define(
     abstract_eval=_totals_eval,
     reference=_totals_reference,
     cpu=_totals_cpu,
+    cuda=_totals_cuda,
     jvp=_totals_jvp,
     transpose=None,
     batch=_totals_batch,

@@ -13,9 +13,15 @@ from sgap_jax.formats import structure
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch import transpose_structure as plans
 from sgap_jax.primitives._batch import mapped_first, plain_lowering
-from sgap_jax.primitives._define import batch_rule, bind, define, ffi_lowering, out_aval
+from sgap_jax.primitives._define import (
+    batch_rule,
+    bind,
+    define,
+    ffi_lowering,
+    is_launched,
+    out_aval,
+)
 from sgap_jax.schedules import Schedule
-from sgap_jax.schedules.families import failing, warn_once
 
 # offsets [B, m + 1], indices [B, nnz] int32 -> offsets [B, size + 1], indices and permutation
 # [B, nnz] of the transpose. Whatever the operands hold, the results are valid.
@@ -47,11 +53,8 @@ def _transposed_cpu(ctx: Any, *operands: Any, size: int, schedule: Schedule | No
 
 def _transposed_cuda(ctx: Any, *operands: Any, size: int, schedule: Schedule | None) -> Any:
     of_offsets, of_entries = ctx.avals_in
-    if schedule is not None or _symbolic(ctx) or of_entries.size == 0:
-        return None
-    if (why := failing().get("transpose_structure")) is not None:
-        instead = "transposed structures are sorted in plain JAX"
-        warn_once("transpose_structure", why, instead)
+    instead = "transposed structures are sorted in plain JAX"
+    if schedule is not None or not is_launched(ctx, "transpose_structure", instead):
         return None
     before = jax.vmap(partial(structure.transpose_keys, size=size))
     offsets, keys = plain_lowering(before, True, ctx, operands)

@@ -70,7 +70,7 @@ def _reference(scores: Any, limits: Any, *, k: int, schedule: Any) -> list:
     kept, where = jax.lax.top_k(keys, k)  # of equal keys the lower column
     found = jnp.sort(jnp.where(kept > least, where.astype(jnp.int32), n), axis=-1)
     counts = jnp.sum(found < n, axis=-1, dtype=jnp.int32)
-    offsets = _offsets(counts)
+    offsets = offsets_of(counts)
     place = offsets[:, :-1, None] + positions(k)[None, None]
     place = jnp.where(found < n, place, m * k).reshape(batch, m * k)
     each = jnp.arange(batch)[:, None]
@@ -111,14 +111,14 @@ def _cuda(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
     counts, columns = int32.update(shape=(batch, m)), int32.update(shape=(batch, m, k))
     call = select_plan(dtype, scores.shape, k, shared_limits=limits.shape[0] == 1)
     found = launch.lower(ctx, call, operands, results=[counts, columns], compiler=nvrtc)
-    (offsets,) = jax_lowering(ctx, _offsets, found[:1], [counts])
+    (offsets,) = jax_lowering(ctx, offsets_of, found[:1], [counts])
     call, avals = write_plan(dtype, scores.shape, k), [scores, columns, int32]
     inputs, results = [operands[0], found[1], offsets], [of_values, ctx.avals_out[2]]
     values, indices = launch.lower(ctx, call, inputs, avals, results, compiler=nvrtc)
     return [values, offsets, indices]
 
 
-def _offsets(counts: Any) -> Any:
+def offsets_of(counts: Any) -> Any:
     """[B, m + 1] of counts [B, m]."""
     return jnp.pad(jnp.cumsum(counts, axis=-1, dtype=jnp.int32), ((0, 0), (1, 0)))
 

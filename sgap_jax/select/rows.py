@@ -143,7 +143,7 @@ def top_p(
       TypeError, ValueError: as `top_k`; p of another shape or not real.
 
     Source: Holtzman et al. 2020, section 3.1 (nucleus sampling). On top of `top_k`, with sums over
-    each row and a bisection over what that selects: kernels on the CPU, plain JAX elsewhere.
+    each row and a bisection over what that selects: kernels on the CPU and on CUDA.
     """
     what = "select.top_p"
     schedule = check_schedule(what, schedule)

@@ -124,11 +124,13 @@ def test_plain_jax_runs_where_every_kernel_fails():
     kinds = ("row", "row_group", "row_pieces", "nnz", "nnz_group")
     families = {f"spmm {kind}": "a reason" for kind in kinds}
     families |= dict.fromkeys(
-        ("attention rows", "top_k", "spgemm", "transpose_structure", "bitmap"), "a reason"
+        ("attention rows", "top_k", "spgemm", "transpose_structure", "bitmap", "nucleus"),
+        "a reason",
     )
     with with_failing(families), pytest.warns(RuntimeWarning):
         C = spmm(A, B, schedule=Emulated(refuse))
         greatest = select.top_k(jnp.asarray(B), 2, schedule=Emulated(refuse))
+        probable = select.top_p(jnp.asarray(B), 0.4, most=2, schedule=Emulated(refuse))
         product = spgemm(A, A.T, schedule=Emulated(refuse))
         sorted_ = transposed(A.row_offsets, A.column_indices, A.shape[1], Emulated(refuse))
         words = bitmap(jnp.asarray(B > 0), Emulated(refuse))
@@ -137,6 +139,8 @@ def test_plain_jax_runs_where_every_kernel_fails():
     expected = reference.spmm(A.values, A.row_offsets, A.column_indices, A.shape, B)
     np.testing.assert_allclose(C, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(greatest.column_indices, reference.top_k(B, 2)[1])
+    right = reference.top_p(B, 0.4, 2)[1]
+    np.testing.assert_array_equal(probable.column_indices[: len(right)], right)
     jax.tree.map(np.testing.assert_array_equal, sorted_, tuple(A.transposed))
     for found, right in zip(bits[1:], np.nonzero(B > 0), strict=True):
         np.testing.assert_array_equal(found[: len(right)], right)

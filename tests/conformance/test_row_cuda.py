@@ -1,5 +1,5 @@
-"""The kernels of the row operations, of top_k, of the transposed structure and of bitmaps compile
-for every architecture; launches are as planned."""
+"""The kernels of the row operations, of top_k and top_p, of the transposed structure and of bitmaps
+compile for every architecture; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -12,6 +12,7 @@ from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
 from sgap_jax.launch import bitmap as bitmap_cuda
+from sgap_jax.launch import nucleus as nucleus_cuda
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
@@ -266,3 +267,38 @@ def test_bitmaps_have_a_thread_for_each_word_and_z_for_the_batch():
         assert call.scalars == (rows * row_words, row_words, 40, 1 << 20)
         # The kernel is the same for all sizes.
         assert call.source == bitmap_cuda.entries_plan((1, 2, 3), 4).source
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_kernel_of_nuclei_spills(arch):
+    sources = []
+    for size in (70, 3000):  # a warp has a row, or a block
+        for dtype in DTYPES:
+            sources.append(nucleus_cuda.totals_plan(dtype, (2, 90, size)).source)
+            sources.append(nucleus_cuda.select_plan(dtype, (2, 90), size, 4000).source)
+        sources.append(nucleus_cuda.write_plan((2, 90), size).source)
+    found = resources_of(sources, arch)
+    assert len(found) == len(sources)
+    for kernel, (registers, stack, spills) in found.items():
+        assert (stack, spills) == (0, 0), kernel
+        # Selecting ones hold 32 bytes of weights and as many of keys.
+        assert registers <= (128 if "Select" in kernel else 64), kernel
+
+
+def test_nuclei_have_a_warp_or_a_block_for_each_row_and_z_for_the_batch():
+    for size, blocks in ((1, 12), (256, 12), (257, 90), (1024, 90), (1025, 90)):
+        shape = 1 << 20, 90
+        totals = nucleus_cuda.totals_plan("float32", (*shape, size))
+        select = nucleus_cuda.select_plan("float32", shape, size, 4000, kept=True)
+        write = nucleus_cuda.write_plan(shape, size)
+        assert totals.grid == (12 if size <= 1024 else 90, 1, GRID_Z)
+        assert select.grid == write.grid == (blocks, 1, GRID_Z)
+        assert totals.scalars == (90, size, 1 << 20, 90)
+        assert select.scalars == (90, size, 4000, 1 << 20, 1)
+        assert write.scalars == (90, size, 1 << 20)
+        # The kernel is the same for all sizes of one kind.
+        lower = size - 1 if size in (256, 1024) else size
+        assert select.source == nucleus_cuda.select_plan("float32", (1, 2), lower, 4).source
+    assert nucleus_cuda.select_plan("float64", (1, 9), 128, 4).grid[0] == 2
+    assert nucleus_cuda.select_plan("float64", (1, 9), 129, 4).grid[0] == 9
+    assert nucleus_cuda.totals_plan("float16", (3, 9, 70), shared_limits=True).scalars[-1] == 0

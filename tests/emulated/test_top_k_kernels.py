@@ -98,15 +98,26 @@ def test_it_lowers_to_two_launches(monkeypatch, tmp_path):
 
 
 PLANTED = [
-    ("e < selection.ties)) {", "e <= selection.ties)) {", "ties"),
-    ("if (bits == sign) return sign;", "", "zeros"),
-    ("> infinity) return 1;", "> infinity) return 0;", "only nan"),
-    ("if (w < warp)", "if (w <= warp)", "normal"),
-    ("FindDigit(shared, wanted);\n    __syncthreads();", "FindDigit(shared, wanted);", "normal"),
-    ("index[p] = 0;", "", "masked"),
+    (
+        "top_k",
+        "(equal && rank[1] < selection.ties)",
+        "(equal && rank[1] <= selection.ties)",
+        "ties",
+    ),
+    ("score_key", "if (bits == sign) return sign;", "", "zeros"),
+    ("score_key", "> infinity) return 1;", "> infinity) return 0;", "only nan"),
+    ("row_lanes", "if (w < warp)", "if (w <= warp)", "normal"),
+    (
+        "top_k",
+        "FindDigit(shared, wanted);\n    __syncthreads();",
+        "FindDigit(shared, wanted);",
+        "normal",
+    ),
+    ("top_k", "index[p] = 0;", "", "masked"),
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong", "kind"), PLANTED)
-def test_planted_bugs_are_caught(right, wrong, kind, planted):
-    planted("top_k.cuh", right, wrong, lambda: check(kind, "float32", [(3, 300, 7), (2, 80, 9)]))
+@pytest.mark.parametrize(("header", "right", "wrong", "kind"), PLANTED)
+def test_planted_bugs_are_caught(header, right, wrong, kind, planted):
+    sizes = [(3, 300, 7), (2, 80, 9)]
+    planted(f"{header}.cuh", right, wrong, lambda: check(kind, "float32", sizes))

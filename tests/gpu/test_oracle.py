@@ -9,6 +9,7 @@ from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
 from gspmm_oracle import away_from_zero
 from gspmm_oracle import oracle as gspmm_oracle
+from nucleus_oracle import probabilities
 from octet_oracle import octet_oracle
 from sddmm_oracle import operands, vector_oracle
 from sddmm_oracle import oracle as sampled_oracle
@@ -181,6 +182,20 @@ def test_top_k(dtype):
         scores = cast(scores_of(kind, m, n), dtype)
         A = select.top_k(scores, k, schedule=on_gpu())
         same([A.values, A.row_offsets, A.column_indices], expected(scores, k), f"{kind}, {m} x {n}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_p(dtype):
+    """Rows of a warp and of a block, some of which do not fit into its registers."""
+    for kind, (m, n, most) in some(
+        itertools.product(KINDS, ((3, 300, 7), (70, 5000, 600), (4, 40, 40), (3, 9000, 4000)))
+    ):
+        scores = cast(scores_of(kind, m, n), dtype)
+        p = probabilities(scores, [n] * m)
+        A = select.top_p(scores, p, most=most, schedule=on_gpu())
+        offsets, columns = reference.top_p(scores, p, most)
+        np.testing.assert_array_equal(A.row_offsets, offsets, f"{kind}, {m} x {n}")
+        np.testing.assert_array_equal(A.column_indices[: len(columns)], columns)
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 70_000, 20_000_000])

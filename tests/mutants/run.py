@@ -29,7 +29,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bugs import BUGS, ROOT, Bug, Moved, planted
+from bug import ROOT, Bug, Moved, planted
+from bugs import BUGS
 
 TIERS = ("check", "test", "all")
 # Exit statuses of pytest: some test failed; stopped, as by an error in collecting; no tests.

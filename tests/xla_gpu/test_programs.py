@@ -60,6 +60,7 @@ LAUNCHES = {
     "spgemm": (1, 3),
     "spgemm in a capacity": (3, 5),
     "top_k": (2, 2),
+    "top_p": (5, 5),
     "threshold": (2, 2),
     "gspmm edge vectors": (1, 3),
     "gspmm edge vectors, sub": (2, 4),
@@ -100,11 +101,10 @@ COLLECTIVES = {
 }
 # Without a launch on CUDA: they are made of other primitives there, or are plain JAX.
 PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer", "zero_product"}
-PLAIN_PRIMITIVES |= {"nucleus", "nucleus_totals"}
 # A batch of these is computed in turn, or in plain JAX: with `jit` alone they may take collectives.
 IN_TURN = ("evaluate", "evaluate at a pattern", "triangular_solve", "ilu")
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
-PLAIN = ("spgemm", "spgemm in a capacity", "top_k", "attention in pieces", *IN_TURN)
+PLAIN = ("spgemm", "spgemm in a capacity", "top_k", "top_p", "attention in pieces", *IN_TURN)
 PLAIN += ("spmm, made inside",)
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
 SCATTERS = {"spmm blocks": 2}
