@@ -35,23 +35,24 @@ struct BitmapOfScoresArgs {
 };
 
 // The places of the bits that are set, by rows and ascending columns, and what a matrix has there.
-// Tasks count their bits, the handler turns counts into the places where tasks begin, tasks write
-// their entries, and, when all are counted, the end.
+// Tasks count their bits; from the counts the handler knows where a task's entries begin, and they
+// are written; and when all are counted, the end.
 enum class BitmapPhase : int { kCount, kWrite, kEnd };
 
 struct BitmapEntriesArgs {
-  const uint32_t* words;  // [batch, rows, row_words]
-  int32_t* offsets;       // [batch, rows + 1]: of all entries, INT32_MAX at most
-  int32_t* columns;       // [batch, nse]: of the first nse, then zeros
-  int32_t* entry_rows;    // [batch, nse], the same, or null
-  const char* x;          // [batch, rows, x_columns], numbers of element_bytes, or null
-  char* values;           // [batch, nse]: those of x, then zeros
+  const uint32_t* words;  // [rows, row_words]
+  int32_t* offsets;       // [rows + 1]: of all entries, INT32_MAX at most
+  int32_t* columns;       // [nse]: of the first nse, then zeros
+  int32_t* entry_rows;    // [nse], the same, or null
+  const char* x;          // [rows, x_columns], numbers of element_bytes, or null
+  char* values;           // [nse]: those of x, then zeros
   int64_t x_columns;      // more than 32 (row_words - 1)
   int element_bytes;      // 1, 2, 4, 8 or 16
-  int64_t batch, rows, row_words, nse;
-  int64_t task_words, tasks;  // words of a task, tasks of a bitmap
-  int64_t* begins;            // [batch, tasks + 1]: the first entry of each task
+  int64_t rows, row_words, nse;
+  int64_t task_words, tasks;
   BitmapPhase phase;
+  int64_t* counts;     // [tasks]: made by the first phase
+  int64_t begin, end;  // the task's entries in the second phase; all, in the third one
 };
 
 }  // namespace sgap

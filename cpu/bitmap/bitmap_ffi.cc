@@ -4,9 +4,11 @@
 // sgap_nonzero_csr_v1, which make bits and take the entries of a matrix there, while its numbers
 // are in the cache.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -123,14 +125,15 @@ ffi::Future BitmapOfScoresHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, f
                        [args](int64_t task) { Kernels().BitmapOfScores(args, task); });
 }
 
+// The entries of a batch of bitmaps.
 struct EntriesCall {
-  BitmapEntriesArgs args = {};
-  std::vector<int64_t> begins;  // [batch, tasks + 1]
+  BitmapEntriesArgs args = {};  // of the first one
+  int64_t batch = 0;
+  std::vector<int64_t> counts, begins;  // [batch, tasks], [batch, tasks + 1]
 
-  // Of batch, rows, row_words and nse, and results that are checked. False where nothing is left to
-  // be done.
+  // False where nothing is left to be done.
   bool Place() {
-    const int64_t all = args.rows * args.row_words, batch = args.batch;
+    const int64_t all = args.rows * args.row_words;
     if (all == 0 || batch == 0) {
       std::fill_n(args.offsets, batch * (args.rows + 1), 0);
       std::fill_n(args.columns, batch * args.nse, 0);
@@ -140,21 +143,50 @@ struct EntriesCall {
     }
     args.task_words = kTaskWords;
     args.tasks = (all + kTaskWords - 1) / kTaskWords;
+    counts.resize(size_t(batch * args.tasks));
     begins.resize(size_t(batch * (args.tasks + 1)));
-    args.begins = begins.data();
     return true;
   }
 
-  void Run(BitmapPhase phase, int64_t task) const {
+  BitmapEntriesArgs Of(int64_t b) {
     BitmapEntriesArgs own = args;
-    own.phase = phase;
+    own.words += b * args.rows * args.row_words;
+    own.offsets += b * (args.rows + 1);
+    own.columns += b * args.nse;
+    if (own.entry_rows) own.entry_rows += b * args.nse;
+    if (own.x) own.x += b * args.rows * args.x_columns * args.element_bytes;
+    if (own.values) own.values += b * args.nse * args.element_bytes;
+    own.counts = counts.data() + b * args.tasks;
+    return own;
+  }
+
+  int64_t* Begins(int64_t b) { return begins.data() + b * (args.tasks + 1); }
+
+  void Count(int64_t b, int64_t task) {
+    BitmapEntriesArgs own = Of(b);
+    own.phase = BitmapPhase::kCount;
+    Kernels().BitmapEntries(own, task);
+  }
+
+  void Write(int64_t b, int64_t task) {
+    BitmapEntriesArgs own = Of(b);
+    own.phase = BitmapPhase::kWrite;
+    own.begin = Begins(b)[task];
+    own.end = Begins(b)[task + 1];
+    Kernels().BitmapEntries(own, task);
+  }
+
+  void WriteEnd(int64_t b, int64_t task) {
+    BitmapEntriesArgs own = Of(b);
+    own.phase = BitmapPhase::kEnd;
+    own.end = Begins(b)[args.tasks];
     Kernels().BitmapEntries(own, task);
   }
 };
 
 // Checks what is stored of each of `batch` matrices, and takes it.
 std::string SetEntries(int64_t batch, int64_t rows, int64_t row_words, ffi::AnyBuffer offsets,
-                       ffi::AnyBuffer columns, BitmapEntriesArgs& args) {
+                       ffi::AnyBuffer columns, EntriesCall& call) {
   if (columns.dimensions().size() < 1) return "columns: expected [..., nse]";
   const int64_t nse = columns.dimensions().back();
   std::string error = NotEach("offsets", "words", offsets, ffi::S32, batch, {rows + 1});
@@ -163,9 +195,10 @@ std::string SetEntries(int64_t batch, int64_t rows, int64_t row_words, ffi::AnyB
       (rows > INT32_MAX || row_words > INT32_MAX / kWordColumns || nse > INT32_MAX)) {
     error = "2^31 rows, columns or entries, or more";
   }
-  args.offsets = Ints(offsets);
-  args.columns = Ints(columns);
-  args.batch = batch, args.rows = rows, args.row_words = row_words, args.nse = nse;
+  call.batch = batch;
+  call.args.offsets = Ints(offsets);
+  call.args.columns = Ints(columns);
+  call.args.rows = rows, call.args.row_words = row_words, call.args.nse = nse;
   return error;
 }
 
@@ -180,7 +213,7 @@ ffi::Future BitmapEntriesHandler(ffi::ThreadPool pool, ffi::AnyBuffer words,
   const auto call = std::make_shared<EntriesCall>();
   BitmapEntriesArgs& args = call->args;
   const int64_t* last = words.dimensions().end() - 2;
-  std::string error = SetEntries(batch, last[0], last[1], *offsets, *columns, args);
+  std::string error = SetEntries(batch, last[0], last[1], *offsets, *columns, *call);
   if (error.empty()) error = NotEach("rows", "words", *rows, ffi::S32, batch, {args.nse});
   if (!error.empty()) return Failed("bitmap: " + error);
   args.words = static_cast<const uint32_t*>(words.untyped_data());
@@ -190,14 +223,18 @@ ffi::Future BitmapEntriesHandler(ffi::ThreadPool pool, ffi::AnyBuffer words,
   return ParallelPhases(pool, {tasks, batch, tasks},
                         batch * (all * kWordWork + args.nse * kEntryWork),
                         [call, tasks, batch](int64_t task) {
-                          if (task < tasks) return call->Run(BitmapPhase::kCount, task);
-                          if (task >= tasks + batch) {
-                            call->Run(BitmapPhase::kWrite, task - tasks - batch);
-                            return call->Run(BitmapPhase::kEnd, task - tasks - batch);
+                          const int64_t each = call->args.tasks;
+                          if (task < tasks) return call->Count(task / each, task % each);
+                          task -= tasks;
+                          if (task < batch) {
+                            const int64_t* counts = call->counts.data() + task * each;
+                            int64_t* begins = call->Begins(task);
+                            std::partial_sum(counts, counts + each, begins + 1);
+                            return;
                           }
-                          const BitmapEntriesArgs& own = call->args;
-                          int64_t* begins = own.begins + (task - tasks) * (own.tasks + 1);
-                          for (int64_t t = 0; t < own.tasks; ++t) begins[t + 1] += begins[t];
+                          task -= batch;
+                          call->Write(task / each, task % each);
+                          call->WriteEnd(task / each, task % each);
                         });
 }
 
@@ -209,27 +246,26 @@ struct DenseEntriesCall : EntriesCall {
   BitmapOfNonzeroArgs nonzero = {};
   const uint32_t* kept = nullptr;  // [batch, rows, row_words]: bits that are set anyhow
   Workspace words;
+  std::atomic<int64_t> taken{0};  // tasks that have begun
   std::mutex mutex;
   std::vector<uint8_t> counted;  // [batch, tasks]
   std::vector<int64_t> next;     // [batch]: the first task whose place is not known
 
   // False where there is no memory.
   bool PlaceWords() {
-    const int64_t all = args.batch * args.rows * args.row_words;
-    words = AcquireWorkspace(size_t(all) * sizeof(uint32_t));
+    words = AcquireWorkspace(size_t(batch * args.rows * args.row_words) * sizeof(uint32_t));
     args.words = static_cast<uint32_t*>(words.get());
-    counted.resize(size_t(args.batch * args.tasks));
-    next.resize(size_t(args.batch));
+    counted.resize(size_t(batch * args.tasks));
+    next.resize(size_t(batch));
     return bool(words);
   }
 
   void MakeWords(int64_t b, int64_t task) {
-    const int64_t all = args.rows * args.row_words, begin = task * args.task_words;
-    uint32_t* own_words = static_cast<uint32_t*>(words.get()) + b * all;
-    const char* x = args.x + b * args.rows * args.x_columns * args.element_bytes;
+    const BitmapEntriesArgs whole = Of(b);
+    uint32_t* own_words = const_cast<uint32_t*>(whole.words);
     if (scores.scores) {
       BitmapOfScoresArgs own = scores;
-      own.scores = x;
+      own.scores = whole.x;
       own.least = static_cast<const char*>(scores.least) +
                   size_t(b * args.rows) * AccumulatorBytes(scores.dtype);
       own.limits = scores.limits + b * args.rows;
@@ -238,37 +274,37 @@ struct DenseEntriesCall : EntriesCall {
       Kernels().BitmapOfScores(own, task);
     } else {
       BitmapOfNonzeroArgs own = nonzero;
-      own.x = x;
+      own.x = whole.x;
       own.words = own_words;
       Kernels().BitmapOfNonzero(own, task);
     }
     if (!kept) return;
+    const int64_t all = args.rows * args.row_words, begin = task * args.task_words;
     const int64_t end = std::min(begin + args.task_words, all);
     for (int64_t i = begin; i < end; ++i) own_words[i] |= kept[b * all + i];
   }
 
-  void MakeAndWrite(int64_t task) {
-    const int64_t b = task / args.tasks;
-    MakeWords(b, task - b * args.tasks);
-    Run(BitmapPhase::kCount, task);
+  void MakeAndWrite(int64_t b, int64_t task) {
+    MakeWords(b, task);
+    Count(b, task);
     int64_t first, end;
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      counted[size_t(task)] = 1;
-      int64_t* begins = args.begins + b * (args.tasks + 1);
+      counted[size_t(b * args.tasks + task)] = 1;
       first = end = next[size_t(b)];
       for (; end < args.tasks && counted[size_t(b * args.tasks + end)]; ++end) {
-        begins[end + 1] += begins[end];
+        Begins(b)[end + 1] = Begins(b)[end] + counts[size_t(b * args.tasks + end)];
       }
       next[size_t(b)] = end;
     }
-    for (; first < end; ++first) Run(BitmapPhase::kWrite, b * args.tasks + first);
+    for (; first < end; ++first) Write(b, first);
   }
 };
 
 // Checks x [..., rows, columns] and the results, and takes them.
 std::string SetDenseEntries(ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                            ffi::AnyBuffer columns, BitmapEntriesArgs& args) {
+                            ffi::AnyBuffer columns, EntriesCall& call) {
+  BitmapEntriesArgs& args = call.args;
   const int64_t batch = Leading(x, 2);
   const ffi::DataType type = x.element_type();
   args.element_bytes = BitsOfNumber(type).bytes;
@@ -276,7 +312,7 @@ std::string SetDenseEntries(ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuf
     return "expected numbers [..., rows, columns] of a dtype of 1 to 16 bytes";
   }
   const int64_t* last = x.dimensions().end() - 2;
-  std::string error = SetEntries(batch, last[0], WordsOf(last[1]), offsets, columns, args);
+  std::string error = SetEntries(batch, last[0], WordsOf(last[1]), offsets, columns, call);
   if (error.empty()) error = NotEach("values", "columns", values, type, batch, {args.nse});
   args.x = static_cast<const char*>(x.untyped_data());
   args.values = static_cast<char*>(values.untyped_data());
@@ -289,12 +325,18 @@ ffi::Future RunDenseEntries(ffi::ThreadPool pool, std::shared_ptr<DenseEntriesCa
   if (!call->Place()) return Finished();
   if (!call->PlaceWords()) return Failed("bitmap: no memory for its words");
   call->scores.task_words = call->nonzero.task_words = args.task_words;
-  const int64_t tasks = args.batch * args.tasks;
+  const int64_t tasks = call->batch * args.tasks;
   const int64_t work =
-      args.batch * (args.rows * args.x_columns * kScoreWork + args.nse * kEntryWork);
-  return ParallelPhases(pool, {tasks, tasks}, work, [call, tasks](int64_t task) {
-    if (task < tasks) return call->MakeAndWrite(task);
-    call->Run(BitmapPhase::kEnd, task - tasks);
+      call->batch * (args.rows * args.x_columns * kScoreWork + args.nse * kEntryWork);
+  // Threads begin with tasks far from each other, and would know no place for long.
+  const bool in_order = pool.num_threads() > 1;
+  return ParallelPhases(pool, {tasks, tasks}, work, [call, tasks, in_order](int64_t task) {
+    const int64_t each = call->args.tasks;
+    if (task < tasks) {
+      if (in_order) task = call->taken.fetch_add(1, std::memory_order_relaxed);
+      return call->MakeAndWrite(task / each, task % each);
+    }
+    call->WriteEnd((task - tasks) / each, (task - tasks) % each);
   });
 }
 
@@ -305,11 +347,11 @@ ffi::Future ReachedHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::Any
   const auto call = std::make_shared<DenseEntriesCall>();
   const BitmapEntriesArgs& args = call->args;
   std::string error = SetScores(scores, least, limits, call->scores);
-  if (error.empty()) error = SetDenseEntries(scores, *values, *offsets, *columns, call->args);
+  if (error.empty()) error = SetDenseEntries(scores, *values, *offsets, *columns, *call);
   const auto shape = kept.dimensions();
   const int64_t kept_words = shape.size() == 0 ? -1 : shape.back();
   if (error.empty() && kept_words != 0) {
-    error = NotEach("kept", "scores", kept, ffi::U32, args.batch, {args.rows, args.row_words});
+    error = NotEach("kept", "scores", kept, ffi::U32, call->batch, {args.rows, args.row_words});
     call->kept = static_cast<const uint32_t*>(kept.untyped_data());
   }
   if (!error.empty()) return Failed("reached: " + error);
@@ -320,7 +362,7 @@ ffi::Future NonzeroHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                            ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> offsets,
                            ffi::Result<ffi::AnyBuffer> columns) {
   const auto call = std::make_shared<DenseEntriesCall>();
-  const std::string error = SetDenseEntries(x, *values, *offsets, *columns, call->args);
+  const std::string error = SetDenseEntries(x, *values, *offsets, *columns, *call);
   if (!error.empty()) return Failed("nonzero: " + error);
   BitmapOfNonzeroArgs& bits = call->nonzero;
   bits.rows = call->args.rows;

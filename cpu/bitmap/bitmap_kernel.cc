@@ -160,67 +160,58 @@ int64_t CountBits(const uint32_t* words, int64_t count) {
 }
 
 // Of the entries [begin, end), whose columns are written, the row and the values.
-void WriteOfRow(const BitmapEntriesArgs& args, int64_t batch, int64_t row, int64_t begin,
-                int64_t end) {
-  const int64_t first = batch * args.nse;
+void WriteOfRow(const BitmapEntriesArgs& args, int64_t row, int64_t begin, int64_t end) {
   if (args.entry_rows) {
-    for (int64_t p = begin; p < end; ++p) args.entry_rows[first + p] = int32_t(row);
+    for (int64_t p = begin; p < end; ++p) args.entry_rows[p] = int32_t(row);
   }
   if (!args.x) return;
   OfBytes(args.element_bytes, [&](auto zero) {
     using U = decltype(zero);
-    const U* x = reinterpret_cast<const U*>(args.x) + (batch * args.rows + row) * args.x_columns;
-    U* values = reinterpret_cast<U*>(args.values) + first;
-    const int32_t* columns = args.columns + first;
+    const U* x = reinterpret_cast<const U*>(args.x) + row * args.x_columns;
+    U* values = reinterpret_cast<U*>(args.values);
     int64_t stop = end;  // of bits behind the last column, if a bitmap has any
-    for (; stop > begin && columns[stop - 1] >= args.x_columns; --stop) values[stop - 1] = U{};
-    for (int64_t p = begin; p < stop; ++p) values[p] = x[columns[p]];
+    for (; stop > begin && args.columns[stop - 1] >= args.x_columns; --stop) values[stop - 1] = U{};
+    for (int64_t p = begin; p < stop; ++p) values[p] = x[args.columns[p]];
   });
 }
 
-void Write(const BitmapEntriesArgs& args, int64_t batch, int64_t task) {
-  const uint32_t* words = args.words + batch * args.rows * args.row_words;
-  const int64_t* begins = args.begins + batch * (args.tasks + 1);
-  int32_t* offsets = args.offsets + batch * (args.rows + 1);
-  int32_t* columns = args.columns + batch * args.nse;
+void Write(const BitmapEntriesArgs& args, int64_t task) {
   const int64_t first = task * args.task_words, all = args.rows * args.row_words;
   const int64_t last = Least(first + args.task_words, all);
-  const int64_t end = Least(begins[task + 1], args.nse);  // others write behind it
-  int64_t place = begins[task];
+  const int64_t end = Least(args.end, args.nse);  // others write behind it
+  int64_t place = args.begin;
   for (int64_t i = first, row = first / args.row_words; i < last; ++row) {
     const int64_t row_end = Least((row + 1) * args.row_words, last);
-    if (i == row * args.row_words) offsets[row] = int32_t(Least(place, INT32_MAX));
+    if (i == row * args.row_words) args.offsets[row] = int32_t(Least(place, INT32_MAX));
     const int64_t row_place = place;
     int32_t column = int32_t((i - row * args.row_words) * kWordColumns);
     for (; i < row_end && place < end; i += 2, column += kColumnsTogether) {
-      const uint64_t bits = WordsAt(words + i, row_end - i);
+      const uint64_t bits = WordsAt(args.words + i, row_end - i);
       if (place + kColumnsTogether <= end) {
-        place += PackBits(bits, column, columns + place);
+        place += PackBits(bits, column, args.columns + place);
       } else {
         int32_t found[kColumnsTogether];
         const int64_t count = PackBits(bits, column, found), room = end - place;
-        for (int64_t j = 0; j < count && j < room; ++j) columns[place + j] = found[j];
+        for (int64_t j = 0; j < count && j < room; ++j) args.columns[place + j] = found[j];
         place += count;
       }
     }
-    if (i < row_end) place += CountBits(words + i, row_end - i);  // they do not fit
+    if (i < row_end) place += CountBits(args.words + i, row_end - i);  // they do not fit
     i = row_end;
-    WriteOfRow(args, batch, row, row_place, Least(place, end));
+    WriteOfRow(args, row, row_place, Least(place, end));
   }
 }
 
 // The task's part of the padding, and the end of the offsets.
-void WriteEnd(const BitmapEntriesArgs& args, int64_t batch, int64_t task) {
-  const int64_t total = args.begins[batch * (args.tasks + 1) + args.tasks];
-  if (task == 0) {
-    args.offsets[batch * (args.rows + 1) + args.rows] = int32_t(Least(total, INT32_MAX));
-  }
-  const int64_t used = Least(total, args.nse), rest = args.nse - used;
-  const int64_t begin = batch * args.nse + used + rest * task / args.tasks;
-  const int64_t end = batch * args.nse + used + rest * (task + 1) / args.tasks;
+void WriteEnd(const BitmapEntriesArgs& args, int64_t task) {
+  if (task == 0) args.offsets[args.rows] = int32_t(Least(args.end, INT32_MAX));
+  const int64_t used = Least(args.end, args.nse), rest = args.nse - used;
+  const int64_t begin = used + rest * task / args.tasks;
+  const int64_t end = used + rest * (task + 1) / args.tasks;
   const auto clear = [=](void* of, int64_t bytes) {
-    if (of)
+    if (of) {
       __builtin_memset(static_cast<char*>(of) + begin * bytes, 0, size_t((end - begin) * bytes));
+    }
   };
   clear(args.columns, sizeof(int32_t));
   clear(args.entry_rows, sizeof(int32_t));
@@ -262,12 +253,10 @@ void BitmapOfScores(const BitmapOfScoresArgs& args, int64_t task) {
 }
 
 void BitmapEntries(const BitmapEntriesArgs& args, int64_t task) {
-  const int64_t batch = task / args.tasks, own = task % args.tasks;
-  if (args.phase == BitmapPhase::kWrite) return Write(args, batch, own);
-  if (args.phase == BitmapPhase::kEnd) return WriteEnd(args, batch, own);
-  const int64_t first = own * args.task_words, all = args.rows * args.row_words;
-  args.begins[batch * (args.tasks + 1) + own + 1] =
-      CountBits(args.words + batch * all + first, Least(args.task_words, all - first));
+  if (args.phase == BitmapPhase::kWrite) return Write(args, task);
+  if (args.phase == BitmapPhase::kEnd) return WriteEnd(args, task);
+  const int64_t first = task * args.task_words, all = args.rows * args.row_words;
+  args.counts[task] = CountBits(args.words + first, Least(args.task_words, all - first));
 }
 
 }  // namespace sgap::SGAP_ISA
