@@ -273,7 +273,7 @@ CPP = (
         name="entries_of_a_bitmap_that_do_not_fit",
         room="cpu/bitmap",
         file="cpu/bitmap/bitmap_kernel.cc",
-        text="if (i < row_end) place += CountBits(args.words + i, row_end - i);  // they do not fit",
+        text="if (i < row_end) place += CountBits(args.words + i, row_end - i);",
         replacement="",
         breaks="entries beyond the capacity are not counted, so that checked() passes",
         focus=("tests/oracle/test_bitmap.py", "tests/oracle/test_select.py"),
