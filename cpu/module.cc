@@ -53,6 +53,7 @@ nb::dict MachineRead() {
   machine["l3_bytes"] = found.l3_bytes;
   machine["cores"] = found.cores;
   machine["intel"] = found.intel;
+  machine["whole"] = found.whole;
   return machine;
 }
 

@@ -12,7 +12,7 @@ namespace sgap {
 constexpr int64_t kWordColumns = 32;
 
 // The bits of the numbers that are not 0: task t makes the words [t task_words, (t + 1)
-// task_words). -0 is 0, and no subnormal number is.
+// task_words). -0 counts as 0; subnormal numbers do not.
 struct BitmapOfNonzeroArgs {
   const char* x;    // [rows, columns], numbers of element_bytes
   uint32_t* words;  // [rows, row_words]; bits behind the last column are 0
@@ -22,13 +22,15 @@ struct BitmapOfNonzeroArgs {
   uint64_t significant;  // the bits of an element that count, of 16 bytes those of each half
 };
 
-// The bits of the scores that are at least their row's bound, in the first limits[row] columns:
-// not -infinity, nor NaN, nor any beside a bound that is NaN; -0 is 0. Tasks as above.
+// The bits of the scores that are at least their row's bound, in the first limits[row] columns, and
+// there of those that are kept, whatever they are. -infinity reaches no bound, nor does NaN, and
+// nothing reaches one that is NaN; 0 and -0 are equal. Tasks as above.
 struct BitmapOfScoresArgs {
   Dtype dtype;
   const void* scores;     // [rows, columns]
   const void* least;      // [rows], accumulators
   const int32_t* limits;  // [rows], clamped to [0, columns]
+  const uint8_t* kept;    // [rows, columns], 0 or 1, or null
   uint32_t* words;        // [rows, row_words]
   int64_t rows, columns, row_words;
   int64_t task_words;

@@ -88,47 +88,86 @@ ffi::Future BitmapOfMaskHandler(ffi::ThreadPool pool, ffi::AnyBuffer mask,
                        [args](int64_t task) { Kernels().BitmapOfNonzero(args, task); });
 }
 
-// Checks scores [..., columns], least [...] and limits [...], and takes them.
-std::string SetScores(ffi::AnyBuffer scores, ffi::AnyBuffer least, ffi::AnyBuffer limits,
-                      BitmapOfScoresArgs& args) {
-  const int64_t rows = Leading(scores, 1);
-  const ffi::DataType type = scores.element_type();
-  if (rows < 0 || !ToDtype(type)) {
-    return "scores: expected [..., columns] in float32, float64, bfloat16 or float16";
+// The bits of a batch of scores.
+struct ScoresCall {
+  BitmapOfScoresArgs args = {};  // of the first one
+  int64_t batch = 0;
+  int64_t scores_stride = 0, kept_stride = 0;  // bytes from one to the next, 0 where shared
+
+  // Checks scores [1 or batch, rows, columns], least and limits [batch, rows], and kept
+  // [1 or batch, rows, 0 or columns], and takes them.
+  std::string Set(ffi::AnyBuffer scores, ffi::AnyBuffer least, ffi::AnyBuffer limits,
+                  ffi::AnyBuffer kept) {
+    const ffi::DataType type = scores.element_type();
+    if (!ToDtype(type)) return "scores: expected float32, float64, bfloat16 or float16";
+    std::string error = Mismatch("scores", scores, type, {kAnySize, kAnySize, kAnySize});
+    if (!error.empty()) return error;
+    const int64_t own = scores.dimensions()[0];
+    args.rows = scores.dimensions()[1];
+    args.columns = scores.dimensions()[2];
+    error = Mismatch("least", least, type == ffi::F64 ? ffi::F64 : ffi::F32, {kAnySize, args.rows});
+    if (!error.empty()) return error;
+    batch = least.dimensions()[0];
+    error = Mismatch("limits", limits, ffi::S32, {batch, args.rows});
+    if (error.empty()) error = Mismatch("kept", kept, ffi::PRED, {kAnySize, args.rows, kAnySize});
+    if (!error.empty()) return error;
+    const int64_t kept_batch = kept.dimensions()[0], kept_columns = kept.dimensions()[2];
+    if ((own != 1 && own != batch) || (kept_batch != 1 && kept_batch != batch)) {
+      return "scores and kept: expected batches of 1 or of " + std::to_string(batch);
+    }
+    if (kept_columns != 0 && kept_columns != args.columns) {
+      return "kept: expected none or " + std::to_string(args.columns) + " columns, got " +
+             std::to_string(kept_columns);
+    }
+    const int64_t places = args.rows * args.columns;
+    args.dtype = *ToDtype(type);
+    scores_stride = own == 1 ? 0 : places * int64_t(DtypeBytes(args.dtype));
+    kept_stride = kept_batch == 1 ? 0 : places;
+    args.scores = scores.untyped_data();
+    args.least = least.untyped_data();
+    args.limits = Ints(limits);
+    if (kept_columns > 0) args.kept = static_cast<const uint8_t*>(kept.untyped_data());
+    args.row_words = WordsOf(args.columns);
+    args.task_words = kTaskWords;
+    return "";
   }
-  const ffi::DataType wide = type == ffi::F64 ? ffi::F64 : ffi::F32;
-  std::string error = NotEach("least", "scores", least, wide, rows, {});
-  if (error.empty()) error = NotEach("limits", "scores", limits, ffi::S32, rows, {});
-  args.dtype = *ToDtype(type);
-  args.scores = scores.untyped_data();
-  args.least = least.untyped_data();
-  args.limits = Ints(limits);
-  args.rows = rows;
-  args.columns = scores.dimensions().back();
-  args.row_words = WordsOf(args.columns);
-  args.task_words = kTaskWords;
-  return error;
-}
+
+  int64_t Tasks() const { return (args.rows * args.row_words + kTaskWords - 1) / kTaskWords; }
+
+  // words: of the whole batch.
+  void Run(uint32_t* words, int64_t b, int64_t task) const {
+    BitmapOfScoresArgs own = args;
+    own.scores = static_cast<const char*>(args.scores) + b * scores_stride;
+    own.least =
+        static_cast<const char*>(args.least) + size_t(b * args.rows) * AccumulatorBytes(args.dtype);
+    own.limits += b * args.rows;
+    if (own.kept) own.kept += b * kept_stride;
+    own.words = words + b * args.rows * args.row_words;
+    Kernels().BitmapOfScores(own, task);
+  }
+};
 
 ffi::Future BitmapOfScoresHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuffer least,
-                                  ffi::AnyBuffer limits, ffi::Result<ffi::AnyBuffer> words) {
-  BitmapOfScoresArgs args;
-  std::string error = SetScores(scores, least, limits, args);
+                                  ffi::AnyBuffer limits, ffi::AnyBuffer kept,
+                                  ffi::Result<ffi::AnyBuffer> result) {
+  ScoresCall call;
+  std::string error = call.Set(scores, least, limits, kept);
   if (error.empty()) {
-    error = NotEach("words", "scores", *words, ffi::U32, args.rows, {args.row_words});
+    error = Mismatch("words", *result, ffi::U32, {call.batch, call.args.rows, call.args.row_words});
   }
   if (!error.empty()) return Failed("bitmap: " + error);
-  args.words = static_cast<uint32_t*>(words->untyped_data());
-  const int64_t all = args.rows * args.row_words;
-  if (all == 0) return Finished();
-  return ParallelTasks(pool, (all + kTaskWords - 1) / kTaskWords, args.rows * args.columns,
-                       [args](int64_t task) { Kernels().BitmapOfScores(args, task); });
+  auto* const words = static_cast<uint32_t*>(result->untyped_data());
+  const int64_t tasks = call.Tasks(), work = call.batch * call.args.rows * call.args.columns;
+  if (tasks * call.batch == 0) return Finished();
+  return ParallelTasks(pool, tasks * call.batch, work * kScoreWork,
+                       [=](int64_t task) { call.Run(words, task / tasks, task % tasks); });
 }
 
 // The entries of a batch of bitmaps.
 struct EntriesCall {
   BitmapEntriesArgs args = {};  // of the first one
   int64_t batch = 0;
+  int64_t x_stride = 0;                 // bytes from one matrix to the next, 0 where all share one
   std::vector<int64_t> counts, begins;  // [batch, tasks], [batch, tasks + 1]
 
   // False where nothing is left to be done.
@@ -154,7 +193,7 @@ struct EntriesCall {
     own.offsets += b * (args.rows + 1);
     own.columns += b * args.nse;
     if (own.entry_rows) own.entry_rows += b * args.nse;
-    if (own.x) own.x += b * args.rows * args.x_columns * args.element_bytes;
+    if (own.x) own.x += b * x_stride;
     if (own.values) own.values += b * args.nse * args.element_bytes;
     own.counts = counts.data() + b * args.tasks;
     return own;
@@ -239,49 +278,34 @@ ffi::Future BitmapEntriesHandler(ffi::ThreadPool pool, ffi::AnyBuffer words,
 }
 
 // The entries of matrices whose numbers make the bits. A task's place is known when those before it
-// are counted: whoever counts the last of these writes its entries, whose numbers are still in the
-// cache.
+// are counted: whoever counts the last of these writes its entries, mostly of its own task or of
+// one that has just ended, so that their numbers are still in a cache.
 struct DenseEntriesCall : EntriesCall {
-  BitmapOfScoresArgs scores = {};  // of rows that reach a bound, or
-  BitmapOfNonzeroArgs nonzero = {};
-  const uint32_t* kept = nullptr;  // [batch, rows, row_words]: bits that are set anyhow
-  Workspace words;
-  std::atomic<int64_t> taken{0};  // tasks that have begun
+  ScoresCall scores;                 // whose bits are of scores that reach a bound, where it has
+  BitmapOfNonzeroArgs nonzero = {};  // some; else of numbers that are not 0
+  Workspace memory;
+  std::atomic<int64_t> begun{0};  // tasks
   std::mutex mutex;
   std::vector<uint8_t> counted;  // [batch, tasks]
   std::vector<int64_t> next;     // [batch]: the first task whose place is not known
 
   // False where there is no memory.
   bool PlaceWords() {
-    words = AcquireWorkspace(size_t(batch * args.rows * args.row_words) * sizeof(uint32_t));
-    args.words = static_cast<uint32_t*>(words.get());
+    memory = AcquireWorkspace(size_t(batch * args.rows * args.row_words) * sizeof(uint32_t));
+    args.words = Words();
     counted.resize(size_t(batch * args.tasks));
     next.resize(size_t(batch));
-    return bool(words);
+    return bool(memory);
   }
 
+  uint32_t* Words() { return static_cast<uint32_t*>(memory.get()); }
+
   void MakeWords(int64_t b, int64_t task) {
-    const BitmapEntriesArgs whole = Of(b);
-    uint32_t* own_words = const_cast<uint32_t*>(whole.words);
-    if (scores.scores) {
-      BitmapOfScoresArgs own = scores;
-      own.scores = whole.x;
-      own.least = static_cast<const char*>(scores.least) +
-                  size_t(b * args.rows) * AccumulatorBytes(scores.dtype);
-      own.limits = scores.limits + b * args.rows;
-      own.words = own_words;
-      own.rows = args.rows;
-      Kernels().BitmapOfScores(own, task);
-    } else {
-      BitmapOfNonzeroArgs own = nonzero;
-      own.x = whole.x;
-      own.words = own_words;
-      Kernels().BitmapOfNonzero(own, task);
-    }
-    if (!kept) return;
-    const int64_t all = args.rows * args.row_words, begin = task * args.task_words;
-    const int64_t end = std::min(begin + args.task_words, all);
-    for (int64_t i = begin; i < end; ++i) own_words[i] |= kept[b * all + i];
+    if (scores.batch > 0) return scores.Run(Words(), b, task);
+    BitmapOfNonzeroArgs own = nonzero;
+    own.x = Of(b).x;
+    own.words = Words() + b * args.rows * args.row_words;
+    Kernels().BitmapOfNonzero(own, task);
   }
 
   void MakeAndWrite(int64_t b, int64_t task) {
@@ -301,22 +325,22 @@ struct DenseEntriesCall : EntriesCall {
   }
 };
 
-// Checks x [..., rows, columns] and the results, and takes them.
-std::string SetDenseEntries(ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                            ffi::AnyBuffer columns, EntriesCall& call) {
+// Checks x [1 or batch, rows, columns] and the results, and takes them.
+std::string SetDenseEntries(int64_t batch, ffi::AnyBuffer x, ffi::AnyBuffer values,
+                            ffi::AnyBuffer offsets, ffi::AnyBuffer columns, EntriesCall& call) {
   BitmapEntriesArgs& args = call.args;
-  const int64_t batch = Leading(x, 2);
   const ffi::DataType type = x.element_type();
   args.element_bytes = BitsOfNumber(type).bytes;
-  if (batch < 0 || args.element_bytes == 0) {
-    return "expected numbers [..., rows, columns] of a dtype of 1 to 16 bytes";
+  if (x.dimensions().size() != 3 || args.element_bytes == 0) {
+    return "expected numbers [batch, rows, columns] of a dtype of 1 to 16 bytes";
   }
-  const int64_t* last = x.dimensions().end() - 2;
-  std::string error = SetEntries(batch, last[0], WordsOf(last[1]), offsets, columns, call);
-  if (error.empty()) error = NotEach("values", "columns", values, type, batch, {args.nse});
+  const int64_t rows = x.dimensions()[1];
+  args.x_columns = x.dimensions()[2];
+  std::string error = SetEntries(batch, rows, WordsOf(args.x_columns), offsets, columns, call);
+  if (error.empty()) error = Mismatch("values", values, type, {batch, args.nse});
   args.x = static_cast<const char*>(x.untyped_data());
   args.values = static_cast<char*>(values.untyped_data());
-  args.x_columns = last[1];
+  call.x_stride = x.dimensions()[0] == 1 ? 0 : rows * args.x_columns * args.element_bytes;
   return error;
 }
 
@@ -324,16 +348,16 @@ ffi::Future RunDenseEntries(ffi::ThreadPool pool, std::shared_ptr<DenseEntriesCa
   const BitmapEntriesArgs& args = call->args;
   if (!call->Place()) return Finished();
   if (!call->PlaceWords()) return Failed("bitmap: no memory for its words");
-  call->scores.task_words = call->nonzero.task_words = args.task_words;
   const int64_t tasks = call->batch * args.tasks;
   const int64_t work =
       call->batch * (args.rows * args.x_columns * kScoreWork + args.nse * kEntryWork);
-  // Threads begin with tasks far from each other, and would know no place for long.
-  const bool in_order = pool.num_threads() > 1;
-  return ParallelPhases(pool, {tasks, tasks}, work, [call, tasks, in_order](int64_t task) {
+  // ParallelPhases gives each thread tasks of its own that follow each other. The second thread
+  // would know no place before the first one has ended: threads take the next task of all instead.
+  const bool takes_next = pool.num_threads() > 1;
+  return ParallelPhases(pool, {tasks, tasks}, work, [call, tasks, takes_next](int64_t task) {
     const int64_t each = call->args.tasks;
     if (task < tasks) {
-      if (in_order) task = call->taken.fetch_add(1, std::memory_order_relaxed);
+      if (takes_next) task = call->begun.fetch_add(1, std::memory_order_relaxed);
       return call->MakeAndWrite(task / each, task % each);
     }
     call->WriteEnd((task - tasks) / each, (task - tasks) % each);
@@ -345,14 +369,9 @@ ffi::Future ReachedHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::Any
                            ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> offsets,
                            ffi::Result<ffi::AnyBuffer> columns) {
   const auto call = std::make_shared<DenseEntriesCall>();
-  const BitmapEntriesArgs& args = call->args;
-  std::string error = SetScores(scores, least, limits, call->scores);
-  if (error.empty()) error = SetDenseEntries(scores, *values, *offsets, *columns, *call);
-  const auto shape = kept.dimensions();
-  const int64_t kept_words = shape.size() == 0 ? -1 : shape.back();
-  if (error.empty() && kept_words != 0) {
-    error = NotEach("kept", "scores", kept, ffi::U32, call->batch, {args.rows, args.row_words});
-    call->kept = static_cast<const uint32_t*>(kept.untyped_data());
+  std::string error = call->scores.Set(scores, least, limits, kept);
+  if (error.empty()) {
+    error = SetDenseEntries(call->scores.batch, scores, *values, *offsets, *columns, *call);
   }
   if (!error.empty()) return Failed("reached: " + error);
   return RunDenseEntries(pool, call);
@@ -362,9 +381,11 @@ ffi::Future NonzeroHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                            ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> offsets,
                            ffi::Result<ffi::AnyBuffer> columns) {
   const auto call = std::make_shared<DenseEntriesCall>();
-  const std::string error = SetDenseEntries(x, *values, *offsets, *columns, *call);
+  const int64_t batch = x.dimensions().size() > 0 ? x.dimensions()[0] : 0;
+  const std::string error = SetDenseEntries(batch, x, *values, *offsets, *columns, *call);
   if (!error.empty()) return Failed("nonzero: " + error);
   BitmapOfNonzeroArgs& bits = call->nonzero;
+  bits.task_words = kTaskWords;
   bits.rows = call->args.rows;
   bits.columns = call->args.x_columns;
   bits.row_words = call->args.row_words;
@@ -382,10 +403,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BitmapOfScoresFfi, BitmapOfScoresHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // scores [..., columns]
-                                  .Arg<ffi::AnyBuffer>()    // least [...]
-                                  .Arg<ffi::AnyBuffer>()    // limits [...]
-                                  .Ret<ffi::AnyBuffer>());  // words [..., row_words]
+                                  .Arg<ffi::AnyBuffer>()    // scores [1 or batch, rows, columns]
+                                  .Arg<ffi::AnyBuffer>()    // least [batch, rows]
+                                  .Arg<ffi::AnyBuffer>()    // limits [batch, rows]
+                                  .Arg<ffi::AnyBuffer>()    // kept [1 or batch, rows, 0 or columns]
+                                  .Ret<ffi::AnyBuffer>());  // words [batch, rows, row_words]
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BitmapEntriesFfi, BitmapEntriesHandler,
                               ffi::Ffi::Bind()
@@ -398,20 +420,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BitmapEntriesFfi, BitmapEntriesHandler,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ReachedFfi, ReachedHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // scores [..., rows, columns]
-                                  .Arg<ffi::AnyBuffer>()    // least [..., rows]
-                                  .Arg<ffi::AnyBuffer>()    // limits [..., rows]
-                                  .Arg<ffi::AnyBuffer>()    // kept [..., rows, 0 or row_words]
-                                  .Ret<ffi::AnyBuffer>()    // values [..., nse]
-                                  .Ret<ffi::AnyBuffer>()    // offsets [..., rows + 1]
-                                  .Ret<ffi::AnyBuffer>());  // columns [..., nse]
+                                  .Arg<ffi::AnyBuffer>()    // scores [1 or batch, rows, columns]
+                                  .Arg<ffi::AnyBuffer>()    // least [batch, rows]
+                                  .Arg<ffi::AnyBuffer>()    // limits [batch, rows]
+                                  .Arg<ffi::AnyBuffer>()    // kept [1 or batch, rows, 0 or columns]
+                                  .Ret<ffi::AnyBuffer>()    // values [batch, nse]
+                                  .Ret<ffi::AnyBuffer>()    // offsets [batch, rows + 1]
+                                  .Ret<ffi::AnyBuffer>());  // columns [batch, nse]
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(NonzeroFfi, NonzeroHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // x [..., rows, columns]
-                                  .Ret<ffi::AnyBuffer>()    // values [..., nse]
-                                  .Ret<ffi::AnyBuffer>()    // offsets [..., rows + 1]
-                                  .Ret<ffi::AnyBuffer>());  // columns [..., nse]
+                                  .Arg<ffi::AnyBuffer>()    // x [batch, rows, columns]
+                                  .Ret<ffi::AnyBuffer>()    // values [batch, nse]
+                                  .Ret<ffi::AnyBuffer>()    // offsets [batch, rows + 1]
+                                  .Ret<ffi::AnyBuffer>());  // columns [batch, nse]
 
 }  // namespace sgap

@@ -241,12 +241,18 @@ void BitmapOfScores(const BitmapOfScoresArgs& args, int64_t task) {
       const Acc least = static_cast<const Acc*>(args.least)[row];
       const Key<Acc> key = KeyOfBound(least);
       const bool is_nan = key == kAbsent<Acc> + 1, is_comparable = IsComparable(least);
-      const int64_t limit = is_nan ? 0 : Least(args.limits[row], args.columns);
+      const int64_t limit = Least(args.limits[row], args.columns);
+      const uint8_t* kept = args.kept ? args.kept + row * args.columns : nullptr;
       return [=](int64_t column) {
         const int64_t left = limit - column;
-        if (left <= 0) return uint64_t(0);
-        return is_comparable ? ScoreBits(scores + column, left, least)
-                             : ScoreBits(scores + column, left, key);
+        uint64_t bits = 0;
+        if (left <= 0) return bits;
+        if (is_comparable) {
+          bits = ScoreBits(scores + column, left, least);
+        } else if (!is_nan) {
+          bits = ScoreBits(scores + column, left, key);
+        }
+        return kept ? bits | NonzeroBits(kept + column, left, 0xff) : bits;
       };
     });
   });

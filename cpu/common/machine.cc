@@ -41,7 +41,7 @@ bool IsIntel() {
 }
 
 // AVX512-FP16 came with Sapphire Rapids.
-bool HasHalves() {
+bool HasFloat16() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
@@ -50,9 +50,21 @@ bool HasHalves() {
 #endif
 }
 
+// Of AMD's of family 25 those that have registers of 64 bytes are Zen 4.
+bool HasWholeRegisters() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!__builtin_cpu_supports("avx512f") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  return !__builtin_cpu_is("amd") || (a >> 8 & 15) + (a >> 20 & 255) != 25;
+#else
+  return false;
+#endif
+}
+
 Machine Read() {
   constexpr int64_t kTypicalL1 = 48 << 10, kTypicalL2 = 1 << 20;
-  Machine machine{kTypicalL1, kTypicalL2, 0, 1, IsIntel(), IsIntel() && HasHalves()};
+  Machine machine{kTypicalL1,         kTypicalL2, 0, 1, IsIntel(), IsIntel() && HasFloat16(),
+                  HasWholeRegisters()};
 #if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
   machine.l1_bytes = Configured(_SC_LEVEL1_DCACHE_SIZE, kTypicalL1);
   machine.l2_bytes = Configured(_SC_LEVEL2_CACHE_SIZE, kTypicalL2);

@@ -14,6 +14,9 @@ struct Machine {
   // Whether its gathering instructions are the fastest way to gather: Intel's with AVX512-FP16, of
   // which microcode slows none (Sapphire Rapids and later, whatever model a host reports).
   bool gathers;
+  // Whether it has registers of 64 bytes and takes an instruction on one in one step: not Zen 4,
+  // which takes halves, and where a conversion from float16 takes the place of a multiply-add.
+  bool whole;
 };
 
 const Machine& ThisMachine();

@@ -27,10 +27,18 @@ constexpr int64_t kPrefetchBytes = 8 << 10;  // so far ahead
 
 constexpr int64_t kLeastChunk = 4096;  // entries, as chunks where these are few (choose_schedule)
 
-// Entries of more features take as long in float16 as in float32 (measured on Zen 4: of 128 1.01,
-// of 256 0.92, widened first 0.96). On Intel, of weights of 2048 x 1024 at 90%, widened first 1.01
-// and 0.93, else 1.12 and 0.99.
-inline int64_t WidenedFeatures() { return ThisMachine().intel ? 256 : 96; }
+// Whether rows of float16 are widened before they are used, of entries or of vectors of `length`.
+// Entries of more than 96 features take as long in float16 as in float32 without (measured on Zen
+// 4: of 128 1.01, of 256 0.92, widened first 0.96). On Intel, of weights of 2048 x 1024 at 90%,
+// widened first 1.01 and 0.93, else 1.12 and 0.99. On Zen 5 entries and vectors of 2 and 3 rows are
+// faster without: a uniform pattern of 10,000 columns took 0.97 with 32 features, widened
+// first 1.17, and V = 2 with 128 and 256 0.96 and 0.72, widened first 1.05 and 1.02; V = 4 1.11
+// to 1.27 and 1.02 to 1.11, V = 8 0.95 to 1.12 and 0.95 to 1.10.
+bool Widens(int64_t length, int64_t features) {
+  const Machine& machine = ThisMachine();
+  if (machine.whole && !machine.intel) return length >= 4;
+  return length > 1 || features <= (machine.intel ? 256 : 96);
+}
 
 // Empty for x and y of 1 batch or all of out's, weights like `out` and a scale of one value per
 // batch; of the last two an absent one has no elements.
@@ -157,7 +165,7 @@ struct SddmmCall {
   // converted at each of its uses.
   void WidenRows(int64_t threads) {
     if (args.dtype != Dtype::kFloat16 || args.d > INT32_MAX) return;
-    if (kernel == Kernels().Sddmm && args.d > WidenedFeatures()) return;
+    if (!Widens(kernel == Kernels().Sddmm ? 1 : args.length, args.d)) return;
     const int64_t values = args.k * args.d, room = args.length * args.d;  // of y, of a block of x
     if (!WideningPays(args.k, values, room, stored)) return;
     args.slabs = slabs.Acquire(threads, tasks, size_t(values + room) * sizeof(float));

@@ -16,10 +16,18 @@ constexpr int kSumRegisters = kVectorBytes == 64 ? 24 : 12;
 // How many vectors ahead rows of x are prefetched.
 constexpr int64_t kAheadVectors = 8;
 
-// Rows of one vector of pairs are not prefetched where all of x has so few bytes: on Zen 4 products
-// of 8 and 16 columns then take 0.7 to 0.9 of the time. On Intel that holds for all tiles: 0.86 to
-// 1.0 of the time (32 to 128 columns); with 1 MB of x it would be 1.1.
+// Where all of x has so few bytes, rows of few columns are not prefetched: on Zen 4 those of one
+// vector of pairs (8 and 16 columns take 0.7 to 0.9 of the time then), on Zen 5 those of up to two
+// vectors (8 to 32 columns: V = 2 0.81 to 1.0, V = 4 0.88 to 0.98, V = 8 0.92 to 1.01; 64 up to
+// 1.07), on Intel all (32 to 128 columns, 0.86 to 1.0; with 1 MB of x it would be 1.1).
 constexpr int64_t kNearBytes = 256 << 10;
+
+inline bool IsNear(int64_t columns, int64_t lanes, bool in_pairs, int64_t bytes) {
+  const Machine& machine = ThisMachine();
+  const bool whole = kVectorBytes == 64 && machine.whole;
+  const bool few = whole ? columns <= 2 * lanes : in_pairs && columns <= lanes;
+  return (few || machine.intel) && bytes <= kNearBytes;
+}
 
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
@@ -165,13 +173,14 @@ struct StagedValues {
 // - Fewer than 8 rows: always, as a register has the values of several vectors. In float16 products
 //   of V = 2 with 1 and 4 columns took 0.8 of the time, with 32 0.95 (Zen 4).
 // - 8 rows: with one register of columns (V = 8 and 16, 0.87 of the time; with two 1.06), where
-//   passes share the window (V = 8, 128 columns, 0.98; all on Zen 4), and on Intel (V = 8, 32 to
-//   256 columns, 0.9 to 0.97; Granite Rapids).
+//   passes share the window (V = 8, 128 columns, 0.98; all on Zen 4), and elsewhere: on Intel
+//   (V = 8, 32 to 256 columns, 0.9 to 0.97; Granite Rapids) and on Zen 5 (V = 8, 32 columns, 0.9;
+//   V = 16, 32 and 64, 0.86).
 template <typename T, int kRows, int kVectors>
 bool WidensAhead(bool shared) {
   if constexpr (sizeof(T) != 2) return false;
   if constexpr (kVectorBytes < 64 || kRows < 8 || kVectors == 1) return true;
-  return shared || ThisMachine().intel;
+  return shared || ThisMachine().whole;
 }
 
 // A row of kVectors vectors of x or y; where products go in pairs, two rows of x.

@@ -28,9 +28,10 @@ __device__ inline Size RowOfLanes() {
   return Size(blockIdx.x) * (kBlock / kLanes) + threadIdx.x / kLanes;
 }
 
-// Every lane of the row must call each method. Of a block each method has one barrier: what warps
-// share lies in two places, in turn, so that the barrier of the next call orders reads of this one
-// before writes of the call after it. So there is one RowLanes for all that a block does.
+// Every lane of the row must call each method. Of a block each method has one barrier. What warps
+// share lies in one of two places, in turn: a call's writes go to the place that was read two calls
+// ago, and the barrier of the call between orders them. So a block has one RowLanes for all it
+// does.
 template <int kLanes>
 struct RowLanes {
   enum { kWarp = 32, kWarps = kLanes / kWarp, kBytes = 8, kMostFlags = 2 };
@@ -63,8 +64,8 @@ struct RowLanes {
     return all[0];
   }
 
-  // Two ballots where there are two flags. rank[f] becomes before[f] and how many of the lanes
-  // before have set[f]; how many of all have it is added to before[f].
+  // For each flag f: rank[f] = before[f] + the number of lanes before this one that have it set;
+  // then before[f] grows by the number of all lanes that have it set.
   template <int kFlags>
   __device__ void Rank(const bool (&set)[kFlags], unsigned (&before)[kFlags],
                        unsigned (&rank)[kFlags]) {

@@ -6,7 +6,8 @@
 namespace sgap {
 
 // 0 for -infinity, 1 for NaN, then the numbers; -0 is 0. In integers, so that no mode of the float
-// unit takes subnormal numbers for 0. The greatest integer is no key.
+// unit takes subnormal numbers for 0. No score has the greatest integer, which callers may
+// use for what comes before all scores.
 template <class Key>
 __device__ inline Key KeyOfBits(Key bits, Key infinity) {
   const Key sign = Key(1) << (8 * sizeof(Key) - 1);

@@ -13,8 +13,8 @@
 
 namespace sgap {
 
-// exp(score - peak): 0 for NaN and -infinity, 1 for infinity where that is the peak. The selects
-// are not around the exponential, so that there is no branch.
+// exp(score - peak): 0 for NaN and -infinity, 1 for infinity where that is the peak. The
+// exponential is computed anyhow: a select after it is no branch.
 template <class A>
 __device__ inline A WeightUnder(A peak, A score) {
   const A weight = Exp(score == peak ? A(0) : score - peak);
@@ -154,7 +154,7 @@ __device__ inline Nucleus<ScoreKey<T>, Accumulator<T>> NucleusOf(
   using Key = ScoreKey<T>;
   using Entries = NucleusEntries<T, kLanes>;
   A reach = Product(p, total), sum = 0;
-  Key low = ~Key(0), high = 0;  // in this order where all are kept
+  Key low = ~Key(0), high = 0;  // stay so where all entries are kept: nothing is bisected then
   entries.Each([&](unsigned i, Key key, A weight) {
     sum += weight;
     if (i >= entries.count || key == Entries::kKept) return;
@@ -189,7 +189,8 @@ __device__ inline Nucleus<ScoreKey<T>, Accumulator<T>> NucleusOf(
 // index is in 0 .. n - 1.
 //
 // Offsets may hold anything: each is clamped to what there is, so that rows whose offsets fall have
-// no entries, and no row has more than k.
+// no entries, and no row has more than k. (Of falling offsets the CPU takes the running maximum:
+// other entries may be stored there.)
 template <class T, int kBlock, int kLanes>
 __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
     NucleusSelectKernel(const T* __restrict__ values, const T* __restrict__ ranked,

@@ -143,8 +143,8 @@ def of_both(
 @partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)
 def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) -> dict[str, Any]:
     """Values and index arrays of the entries of x that are != 0."""
-    x = jnp.transpose(structure.whole(x), format.modes)
-    return of_offsets(*structure.nonzero(x, nse), shape, format, nse >= x.size)
+    found = structure.nonzero(structure.whole(x), nse, transposed=format.modes == (1, 0))
+    return of_offsets(*found, shape, format, nse >= x.size)
 
 
 def of_offsets(

@@ -232,11 +232,13 @@ def transpose_structure(offsets: jax.Array, indices: jax.Array, size: int) -> Ma
     return MadeTranspose(*_transpose(offsets, indices, size))
 
 
-def nonzero(x: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(values [nse], offsets [m + 1], columns [nse]) of the entries of x [m, n] that are not 0; -0
-    is 0, and no subnormal number is. The offsets count all of them, up to the greatest int32; the
-    first nse are stored, and zeros behind the last one."""
-    values, offsets, columns = _nonzero(x, nse)
+def nonzero(
+    x: jax.Array, nse: int, *, transposed: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(values [nse], offsets [m + 1], columns [nse]) of the entries of x [m, n], or of its
+    transpose, that are not 0. -0 counts as 0; subnormal numbers do not. The offsets count all of
+    them, up to the greatest int32; the first nse are stored, and zeros behind the last one."""
+    values, offsets, columns = _nonzero(x, nse, transposed)
     return values, offsets, columns
 
 

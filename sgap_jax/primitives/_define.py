@@ -250,9 +250,9 @@ def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence
 
 
 def is_launched(ctx: Any, family: str, instead: str) -> bool:
-    """Whether a call has launches on CUDA, of an operation without a schedule: not with symbolic
-    sizes or empty arrays; nor where the family of kernels is known to fail, and then a warning says
-    what is done `instead`."""
+    """Whether a call of an operation without schedules is launched on CUDA: not with symbolic sizes
+    or empty arrays, nor where its family of kernels is known to fail. Then a warning says what is
+    done `instead`."""
     sizes = [n for aval in (*ctx.avals_in, *ctx.avals_out) for n in aval.shape]
     if any(map(jax.export.is_symbolic_dim, sizes)) or 0 in sizes:
         return False

@@ -78,27 +78,31 @@ bitmap_of_mask_p = define(
     transpose=None,
 )
 
-# scores [B, m, n], least [B, m] of their accumulator, limits [B, m] int32 -> words as above: a bit
-# where scores[i, j] >= least[i] in the columns j < limits[i], for scores that are not -infinity.
-# NaN is not at least anything, and nothing is at least NaN.
+# scores [B|1, m, n], least [B, m] of their accumulator, limits [B, m] int32, kept [B|1, m, n or 0]
+# bool -> words as above: a bit where scores[i, j] >= least[i], or kept[i, j], in the columns
+# j < limits[i]. -infinity reaches no bound, nor does NaN, and nothing reaches one that is NaN.
 
 
-def bind_of_scores(scores: Any, least: Any, limits: Any) -> Any:
-    return bind(bitmap_of_scores_p, scores, least, limits, schedule=None)
+def bind_of_scores(*operands: Any) -> Any:
+    return bind(bitmap_of_scores_p, *operands, schedule=None)
 
 
-def _of_scores_eval(scores: Any, least: Any, limits: Any, *, schedule: Schedule | None) -> Any:
-    assert least.shape == limits.shape == scores.shape[:2]
-    assert least.dtype == accumulator(scores.dtype) and limits.dtype == jnp.int32
-    return _words_aval(scores)
+def _of_scores_eval(scores: Any, least: Any, limits: Any, kept: Any, *, schedule: Any) -> Any:
+    (batch, m), n = least.shape, scores.shape[2]
+    assert limits.shape == least.shape and limits.dtype == jnp.int32 and kept.dtype == jnp.bool_
+    assert least.dtype == accumulator(scores.dtype) and scores.shape[1] == kept.shape[1] == m
+    assert scores.shape[0] in (1, batch) and kept.shape[0] in (1, batch) and kept.shape[2] in (0, n)
+    return _words_aval(scores.update(shape=(batch, m, n)))
 
 
-def _of_scores_reference(scores: Any, least: Any, limits: Any, *, schedule: Any) -> Any:
+def _of_scores_reference(scores: Any, least: Any, limits: Any, kept: Any, *, schedule: Any) -> Any:
     keys, least = keys_of(scores), keys_of(least)[..., None]
     absent = jnp.iinfo(keys.dtype).min  # of -infinity, and NaN has the next one
-    reached = (keys >= least) & (keys > absent + 1) & (least != absent + 1)
-    exists = structure.positions(scores.shape[2])[None, None] < limits[..., None]
-    return bind(bitmap_of_mask_p, reached & exists, schedule=schedule)
+    inside = (keys >= least) & (keys > absent + 1) & (least != absent + 1)
+    if kept.shape[2]:
+        inside |= kept
+    inside &= structure.positions(scores.shape[2])[None, None] < limits[..., None]
+    return bind(bitmap_of_mask_p, inside, schedule=schedule)
 
 
 def _of_scores_cpu(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
@@ -112,20 +116,22 @@ def _of_scores_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 
 
 def _of_scores_batch(args: Any, dims: Any, **params: Any) -> Any:
-    return batch_rule(bitmap_of_scores_p, 3, *_each_its_own(args, dims), **params)
+    return batch_rule(bitmap_of_scores_p, 4, *_bounds_mapped(args, dims), **params)
 
 
-def _each_its_own(args: Any, dims: Any) -> tuple[list, tuple[int, ...]]:
-    """(operands, mapped axes), where each element of the batch has operands of its own."""
+def _bounds_mapped(args: Any, dims: Any) -> tuple[list, list]:
+    """(operands, mapped axes) of which bounds and limits are mapped; scores and what is kept may be
+    shared."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    every = [mapped_first(a, d, size) for a, d in zip(args, dims, strict=True)]
-    return every, (0,) * len(every)
+    scores, *_, kept = args
+    of_rows = [mapped_first(a, d, size) for a, d in zip(args[1:3], dims[1:3], strict=True)]
+    return [scores, *of_rows, kept], [dims[0], 0, 0, dims[3]]
 
 
 bitmap_of_scores_p = define(
     "bitmap_of_scores",
-    data=3,
-    axes="b, b, b -> b",
+    data=4,
+    axes="b, b, b, b -> b",
     abstract_eval=_of_scores_eval,
     reference=_of_scores_reference,
     cpu=_of_scores_cpu,
@@ -232,37 +238,29 @@ bitmap_entries_p = define(
     multiple_results=True,
 )
 
-
-# scores, least and limits as above, kept [B, m, w or 0] -> values [B, nse] of the dtype of scores,
-# offsets [B, m + 1], columns [B, nse]: the entries, as above, of the bits of scores, and of these
-# words besides. Zeros are behind the last one. Values are what scores has there.
+# The operands of bitmap_of_scores_p -> values [B, nse] of the dtype of scores, offsets [B, m + 1],
+# columns [B, nse]: the entries of the bits that it makes, with what scores has there. The offsets
+# count all; zeros are behind the last one.
 
 
 def bind_reached(*operands: Any, nse: int) -> list:
     return bind(reached_p, *operands, nse=nse, schedule=None)
 
 
-def _reached_eval(
-    scores: Any, least: Any, limits: Any, kept: Any, *, nse: int, schedule: Schedule | None
-) -> list:
-    words = _of_scores_eval(scores, least, limits, schedule=schedule)
-    assert kept.shape in (words.shape, (*scores.shape[:2], 0))
-    return _dense_entries_aval(scores, nse)
+def _reached_eval(*operands: Any, nse: int, schedule: Schedule | None) -> list:
+    words = _of_scores_eval(*operands, schedule=schedule)
+    return _dense_entries_aval(operands[0], words.shape[0], nse)
 
 
-def _dense_entries_aval(x: Any, nse: int) -> list:
-    (batch, m, _), int32 = x.shape, jnp.dtype(jnp.int32)
-    sizes = [(nse, x.dtype), (m + 1, int32), (nse, int32)]
+def _dense_entries_aval(x: Any, batch: Any, nse: int) -> list:
+    int32 = jnp.dtype(jnp.int32)
+    sizes = [(nse, x.dtype), (x.shape[1] + 1, int32), (nse, int32)]
     return [out_aval(x, (batch, size), dtype) for size, dtype in sizes]
 
 
-def _reached_reference(
-    scores: Any, least: Any, limits: Any, kept: Any, *, nse: int, schedule: Schedule | None
-) -> list:
-    words = bind(bitmap_of_scores_p, scores, least, limits, schedule=schedule)
-    if kept.shape[2]:
-        words |= kept
-    return _entries_at(scores, words, nse, schedule)
+def _reached_reference(*operands: Any, nse: int, schedule: Schedule | None) -> list:
+    words = bind(bitmap_of_scores_p, *operands, schedule=schedule)
+    return _entries_at(operands[0], words, nse, schedule)
 
 
 def _entries_at(x: Any, words: Any, nse: int, schedule: Schedule | None) -> list:
@@ -273,7 +271,9 @@ def _entries_at(x: Any, words: Any, nse: int, schedule: Schedule | None) -> list
         inside = structure.positions(nse) < stored
         return jnp.where(inside, values, jnp.zeros((), x.dtype))
 
-    return [jax.vmap(of_one)(x, rows, columns, offsets[:, -1]), offsets, columns]
+    shared = x.shape[0] == 1
+    each = jax.vmap(of_one, (None if shared else 0, 0, 0, 0))
+    return [each(x[0] if shared else x, rows, columns, offsets[:, -1]), offsets, columns]
 
 
 def _reached_cpu(ctx: Any, *operands: Any, nse: int, schedule: Schedule | None) -> Any:
@@ -285,11 +285,16 @@ def _reached_cpu(ctx: Any, *operands: Any, nse: int, schedule: Schedule | None) 
 def _reached_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     # Which entries are stored does not change: d values = d scores at these.
     out, dscores = bind(reached_p, *primals, **params), tangents[0]
-    return out, None if dscores is None else scores_at(dscores, *out[1:])
+    return out, None if dscores is None else _tangents_at(dscores, out)
+
+
+def _tangents_at(dx: Any, out: Any) -> Any:
+    values, offsets, columns = out
+    return scores_at(jnp.broadcast_to(dx, (values.shape[0], *dx.shape[1:])), offsets, columns)
 
 
 def _reached_batch(args: Any, dims: Any, **params: Any) -> Any:
-    return batch_rule(reached_p, 4, *_each_its_own(args, dims), **params)
+    return batch_rule(reached_p, 4, *_bounds_mapped(args, dims), **params)
 
 
 reached_p = define(
@@ -306,11 +311,11 @@ reached_p = define(
 )
 
 # x [B, m, n] of any dtype -> values [B, nse], offsets [B, m + 1], columns [B, nse]: the entries
-# that are not 0, as above. -0 is 0, and no subnormal number is.
+# that are not 0, as above. -0 counts as 0; subnormal numbers do not.
 
 
 def _nonzero_eval(x: Any, *, nse: int, schedule: Schedule | None) -> list:
-    return _dense_entries_aval(x, nse)
+    return _dense_entries_aval(x, x.shape[0], nse)
 
 
 def _nonzero_reference(x: Any, *, nse: int, schedule: Schedule | None) -> list:
@@ -336,7 +341,7 @@ def _nonzero_cpu(ctx: Any, x: Any, *, nse: int, schedule: Schedule | None) -> An
 
 def _nonzero_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     out, dx = bind(nonzero_p, *primals, **params), tangents[0]
-    return out, None if dx is None else scores_at(dx, *out[1:])
+    return out, None if dx is None else _tangents_at(dx, out)
 
 
 _INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
@@ -369,7 +374,10 @@ def entries(words: jax.Array, nse: int, schedule: Schedule | None = None) -> tup
     return tuple(jnp.squeeze(x, 0) for x in out)
 
 
-@partial(jax.jit, static_argnames=("nse", "schedule"), inline=True)
-def nonzero(x: jax.Array, nse: int, schedule: Schedule | None = None) -> tuple:
-    out = bind(nonzero_p, x[None], nse=nse, schedule=schedule)
+@partial(jax.jit, static_argnames=("nse", "transposed"), inline=True)
+def nonzero(x: jax.Array, nse: int, transposed: bool) -> tuple:
+    if transposed:  # a kernel would read a copy; bits are made of x as it is
+        out = _nonzero_reference(x.T[None], nse=nse, schedule=None)
+    else:
+        out = bind(nonzero_p, x[None], nse=nse, schedule=None)
     return tuple(jnp.squeeze(x, 0) for x in out)

@@ -19,6 +19,8 @@ class Machine:
       cores: how many there are.
       vector_bytes: the width of the registers that the kernels in use have.
       intel: whether it is one of Intel's.
+      whole: whether it has registers of 64 bytes and takes an instruction on one in one step (Zen 4
+        takes halves).
       matrix_tiles: whether kernels may use a matrix unit for bfloat16 (Intel AMX).
       pair_dots: whether kernels multiply bfloat16 in pairs (AVX512-BF16 without a matrix unit).
       slab: the largest packed slab of a dense operand that pays, in second-level caches. This and
@@ -32,6 +34,7 @@ class Machine:
     cores: int = 2
     vector_bytes: int = 64
     intel: bool = False
+    whole: bool = True
     matrix_tiles: bool = False
     pair_dots: bool = False
     slab: float = 1.25

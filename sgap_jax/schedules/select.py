@@ -121,12 +121,14 @@ def choose_schedule(problem: Problem) -> Schedule:
     0.81x to 1.1x, float16 0.89x to 0.99x and 0.93x to 1.1x; one core of a busy Zen 4) and not with
     others (1.06x to 1.16x, 2 to 16), and entries only if all of B then fits in the first-level
     cache (0.93x for n = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy
-    Zen 4, 32 KB L1). There 32 columns of float16 and more with vectors are packed: 0.89x to 0.97x
-    (V = 2 and 8, 32 to 128 columns; 8 and 16 took 1.06x to 1.13x), as on Zen 4 a conversion takes
-    the place of a multiply-add: in tiles of 128 columns, whose passes share A's values (V = 8, 96
-    to 256 columns: 0.89x to 0.98x of no tiles and 0.93x to 0.98x of tiles of 64, V = 4 0.89x to
-    1.04x of either; two cores), for V > 8 of 64, and 32 to 47 columns with entries (0.88x; 16 took
-    1.03x, 48 1.01x, 128 1.10x). Where there are products of pairs of bfloat16, V = 2 takes 0.54x to
+    Zen 4, 32 KB L1). On Zen 4, where a conversion takes the place of a multiply-add, 32 columns of
+    float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to 128 columns; 8 and
+    16 took 1.06x to 1.13x), in tiles of 128 columns, whose passes share A's values (V = 8, 96 to
+    256 columns: 0.89x to 0.98x of no tiles and 0.93x to 0.98x of tiles of 64, V = 4 0.89x to 1.04x
+    of either; two cores), for V > 8 of 64, and 32 to 47 columns with entries (0.88x; 16 took 1.03x,
+    48 1.01x, 128 1.10x). On Zen 5, which takes registers of 64 bytes whole, the same took 1.0x to
+    1.08x (V = 8), 1.14x to 1.26x (V = 2) and 1.19x to 1.34x (entries, 16 to 128 columns) of no
+    packing, and is not chosen. Where there are products of pairs of bfloat16, V = 2 takes 0.54x to
     0.70x of that without packing (2, 3 and 5 to 16 columns, two cores of an AMD EPYC, family 25,
     model 17). With registers of 32 bytes, where part of a 16-bit row has no instruction of its own,
     A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy Zen 3); on
@@ -202,6 +204,7 @@ def _machine_fields(problem: Problem) -> list[str]:
             fields += ["intel"] if problem.vector_length else []
         else:
             fields += ["l1_bytes", "slab"] if problem.format == CSR else ["intel"]
+            fields += ["whole"] if problem.dtype == "float16" else []
             pairs = problem.dtype == "bfloat16" and problem.vector_length == 2
             fields += ["pair_dots"] if pairs else []
     if problem.format == CSR and scatter_entries(problem, made=False)[0]:
@@ -378,7 +381,7 @@ def _widened_columns(problem: Problem) -> int:
         return 0
     if machine.vector_bytes == _WIDE and not machine.intel:
         if problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
-            return _float16_columns(length or 1, n, most)
+            return 0 if machine.whole else _float16_columns(length or 1, n, most)
         far = length is None and 4 * n * k > machine.l1_bytes
         return whole if n <= 4 and (length != 2 or two_rows) and not far else 0
     if machine.intel and machine.vector_bytes == _WIDE and problem.dtype == "float16":

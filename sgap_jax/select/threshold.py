@@ -13,13 +13,7 @@ from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format, as_format
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.primitives.bitmap import (
-    WORD_COLUMNS,
-    bind_of_scores,
-    bind_reached,
-    bitmap,
-    entries,
-)
+from sgap_jax.primitives.bitmap import WORD_COLUMNS, bind_of_scores, bind_reached, entries
 from sgap_jax.select.scores import (
     Scores,
     Tile,
@@ -95,25 +89,18 @@ def _threshold(
     what, (m, n) = "select.threshold", grid
     width = -(-n // WORD_COLUMNS)
 
-    def operands(tile: Tile) -> tuple[jax.Array, jax.Array, jax.Array]:
-        least = at[tile.rows].astype(accumulator(tile.scores.dtype))
-        return tile.scores[None], least[None], tile.limits[None]
-
-    def kept(tile: Tile) -> jax.Array:
-        if scores.keep is None:
-            return jnp.zeros((tile.limits.shape[0], 0), jnp.uint32)
-        exists = structure.positions(tile.ranked.shape[1])[None] < tile.limits[:, None]
-        return bitmap((tile.ranked == jnp.inf) & exists)
+    def operands(tile: Tile) -> list[jax.Array]:
+        none, dtype = (tile.scores.shape[0], 0), tile.scores.dtype
+        kept = jnp.zeros(none, bool) if scores.keep is None else tile.ranked == jnp.inf
+        own = (tile.scores, at[tile.rows].astype(accumulator(dtype)), tile.limits, kept)
+        return [x[None] for x in own]
 
     def words_of(tile: Tile) -> jax.Array:
-        own, least, limits = operands(tile)
-        words = jnp.squeeze(bind_of_scores(jax.lax.stop_gradient(own), least, limits), 0)
-        if scores.keep is not None:
-            words |= kept(tile)
+        words = jnp.squeeze(bind_of_scores(*operands(tile)), 0)
         return jnp.pad(words, ((0, 0), (0, width - words.shape[1])))
 
     def entries_of(tile: Tile) -> list:
-        return bind_reached(*operands(tile), kept(tile)[None], nse=nse)
+        return bind_reached(*operands(tile), nse=nse)
 
     values = None  # of a product: sddmm's
     if not scores.in_tiles:

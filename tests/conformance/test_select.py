@@ -424,7 +424,7 @@ def test_rows_are_widened_elsewhere_than_on_intel(dtype):
     """With registers of 64 bytes: entries with a B that fits in the first-level cache, vectors of
     2 rows with one column and four."""
     of, near = dict(k=8192, nnz=200_000, dtype=dtype), CpuTile(columns=1, packed=True)
-    zen = Machine(l1_bytes=32 << 10)
+    zen = Machine(l1_bytes=32 << 10, whole=False)
     for found, n, chosen in ((zen, 1, near), (zen, 2, CpuTile()), (Machine(), 2, CpuTile())):
         assert chosen_on(found, n=n, **of) == chosen
     assert chosen_on(INTEL, n=2, **of) == CpuTile(columns=2, packed=True)
@@ -442,7 +442,7 @@ def test_rows_are_widened_elsewhere_than_on_intel(dtype):
 
 
 def test_tiles_of_float16_where_widening_a_register_takes_two_instructions():
-    of, zen = dict(k=1024, nnz=200_000, dtype="float16"), Machine(l1_bytes=32 << 10)
+    of, zen = dict(k=1024, nnz=200_000, dtype="float16"), Machine(l1_bytes=32 << 10, whole=False)
     tile = lambda columns: CpuTile(columns=columns, packed=True)  # noqa: E731
     for n, chosen in ((16, CpuTile()), (32, tile(32)), (47, tile(47)), (48, CpuTile())):
         assert chosen_on(zen, n=n, **of) == chosen
@@ -451,7 +451,8 @@ def test_tiles_of_float16_where_widening_a_register_takes_two_instructions():
         assert chosen_on(zen, n=n, **eights) == (tile(columns) if columns else CpuTile())
     wide = dict(k=8192, n=128)  # 32 columns take a whole cache
     assert chosen_on(zen, **eights | wide) == chosen_on(zen, **of | dict(k=8192, n=32)) == CpuTile()
-    assert chosen_on(Machine(vector_bytes=32), n=32, **of) == CpuTile()
+    for found in (Machine(vector_bytes=32), Machine()):
+        assert chosen_on(found, n=32, **of) == chosen_on(found, n=40, **eights) == CpuTile()
 
 
 def test_the_machine_is_read_and_shown():
@@ -544,12 +545,12 @@ def test_explain_of_sparse_products():
 def test_a_choice_depends_on_the_machine_as_it_says():
     """A field that is not named has no influence, and each one is named and has one somewhere."""
     changes = dict(l1_bytes=12 << 10, l2_bytes=8 << 20, intel=True, matrix_tiles=True)
-    changes |= dict(cores=64, vector_bytes=32, l3_bytes=0, slab=0.1, row_length=1000)
+    changes |= dict(cores=64, vector_bytes=32, l3_bytes=0, slab=0.1, row_length=1000, whole=False)
     influence, named = set(), set()
     sizes = ((5000, 10_000, 10**6), (512, 512, 120_000), (1000, 1024, 10**6), (2048, 2048, 10**5))
     for op, dtype, format, (m, k, nnz), n, permuted, platform in itertools.product(
         ("spmm", "sddmm", "sparse_softmax", "attention"),
-        ("float32", "bfloat16"),
+        ("float32", "bfloat16", "float16"),
         ("CSR", "CVS(8)"),
         sizes,
         (4, 64, 128, 256),
@@ -567,7 +568,7 @@ def test_a_choice_depends_on_the_machine_as_it_says():
                     influence.add(field)
                     assert f" {field} " in line
             named |= {field} if f" {field} " in line else set()
-    read = {"l1_bytes", "l2_bytes", "cores", "intel", "slab", "row_length", "vector_bytes"}
+    read = {"l1_bytes", "l2_bytes", "cores", "intel", "slab", "row_length", "vector_bytes", "whole"}
     assert influence == named == {*read, "matrix_tiles"}
 
 

@@ -16,6 +16,8 @@ from kernel_results import all_cases
 from sgap_jax import (
     BCSR,
     COO,
+    CSC,
+    CSR,
     CVS,
     OctetTile,
     SparseArray,
@@ -103,7 +105,9 @@ def programs():
         product = partial(spmm, transpose=transpose, schedule=OctetTile(8))
         yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
-    yield lambda x: SparseArray.from_dense(x, nse=4).values, (np.ones((2, 3), np.float32),)
+    for format in (CSR, CSC):
+        dense = lambda x, f=format: SparseArray.from_dense(x, nse=4, format=f).values
+        yield dense, (np.ones((2, 3), np.float32),)
     yield lambda x: select.threshold(x, 0.5, nse=4).values, (np.ones((2, 3), np.float32),)
     keep = lambda rows, columns: rows == columns
     reached = lambda q: select.threshold((q, q), 0.5, nse=4, keep=keep).column_indices

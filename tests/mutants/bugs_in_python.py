@@ -202,4 +202,22 @@ PYTHON = (
         breaks="a band of even width lies one key too far to the right",
         focus=("tests/property/test_masks.py",),
     ),
+    Bug(
+        name="bounds_that_are_nan",
+        room="primitives/common",
+        file="sgap_jax/primitives/bitmap.py",
+        text=" & (least != absent + 1)",
+        replacement="",
+        breaks="on CUDA all numbers reach a threshold that is NaN",
+        focus=("tests/oracle/test_bitmap.py",),
+    ),
+    Bug(
+        name="kept_beyond_the_lengths",
+        room="primitives/common",
+        file="sgap_jax/primitives/bitmap.py",
+        text="        inside |= kept\n    inside &= ",
+        replacement="        inside |= kept\n    inside |= ",
+        breaks="on CUDA columns beyond a row's length are selected",
+        focus=("tests/oracle/test_bitmap.py",),
+    ),
 )

@@ -1,15 +1,18 @@
 """Bitmaps, the entries of their bits, and those of a matrix where its numbers make the bits: every
 instruction set, and plain JAX."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import cast
 from native_call import kernel_isas, run
-from selection_oracle import KINDS, same, scores_of
+from selection_oracle import KINDS, normal, same, scores_of
 from tolerance import DTYPES
 
+from sgap_jax import select
 from sgap_jax.primitives import bitmap as primitives
 from sgap_jax.primitives.bitmap import WORD_COLUMNS, bitmap, entries, nonzero
 from sgap_jax.runtime.native import native
@@ -112,28 +115,49 @@ def test_counts_in_plain_jax_stay_too_large(monkeypatch):
     np.testing.assert_array_equal(offsets, np.minimum(np.arange(31) * 40, 100))
 
 
-BOUNDS = np.array([0.3, -0.0, 0.0, 1e-310, -1e-310, np.nan, np.inf, -np.inf, -1.5])
-LIMITS = np.array([2**31 - 1, 0, -5, 1, 33, 64, -(2**31), 90, 1 << 20], np.int32)
+LIMITS = np.array([2**31 - 1, 0, -5, 1, 33, 64, -(2**31), 90, 1 << 20, 90, 90], np.int32)
+BOUND_KINDS = [*KINDS, "subnormal"]
 
 
 def wide_of(dtype):
     return np.float64 if dtype == "float64" else np.float32
 
 
-def reaching(scores, least, limits):
-    """Where scores [m, n] reach the bounds [m], by NumPy in float64."""
+def bounds_of(dtype):
+    """Bounds of 11 rows, two of them subnormal."""
+    step = np.finfo(wide_of(dtype)).smallest_subnormal
+    bounds = [0.3, -0.0, 0.0, step, -3 * step, np.nan, np.inf, -np.inf, -1.5, 0.0, 2 * step]
+    return np.array(bounds, wide_of(dtype))
+
+
+def reaching(scores, least, limits, kept):
+    """Where scores [m, n] reach the bounds [m], or are kept, by NumPy in float64."""
     wide = np.float64(scores)
-    exists = np.arange(wide.shape[1]) < limits[:, None]
-    return (wide >= np.float64(least)[:, None]) & (wide > -np.inf) & exists
+    inside = (wide >= np.float64(least)[:, None]) & (wide > -np.inf)
+    if kept.shape[1]:
+        inside |= kept
+    return inside & (np.arange(wide.shape[1]) < limits[:, None])
 
 
-def bound_operands(kind, dtype, batch=2, m=9, n=90):
-    """(scores, least, limits) with each bound, and a batch whose rows differ in all three."""
-    scores = np.stack([cast(scores_of(kind, m, n), dtype)] * batch)
+def bound_operands(kind, dtype, batch=2, n=90, kept=False):
+    """(scores, least, limits, kept) with each bound, in a batch whose elements differ in all."""
+    m, rng = len(LIMITS), np.random.default_rng(len(dtype))
+    if kind == "subnormal":
+        step = np.finfo(cast(0, dtype).dtype if dtype != "bfloat16" else np.float32)
+        one = np.round(normal(m, n) * 3) * np.float64(step.smallest_subnormal)
+        if dtype == "bfloat16":
+            one *= 2.0**16
+    else:
+        one = scores_of(kind, m, n)
+    scores = np.stack([cast(one, dtype)] * batch)
     scores[1:] = np.roll(scores[1:], 7, axis=2)
-    least = np.stack([np.roll(BOUNDS[:m], b) for b in range(batch)]).astype(wide_of(dtype))
-    limits = np.stack([np.roll(LIMITS[:m], 2 * b) for b in range(batch)])
-    return scores, least, limits
+    least = np.stack([np.roll(bounds_of(dtype), b) for b in range(batch)])
+    limits = np.stack([np.roll(LIMITS, 2 * b) for b in range(batch)])
+    return scores, least, limits, rng.random((batch, m, n if kept else 0)) < 0.1
+
+
+def masks_reached(operands):
+    return np.stack([reaching(*own) for own in zip(*operands, strict=True)])
 
 
 def stored_of(x, mask, nse):
@@ -157,41 +181,44 @@ def check_entries(found, x, masks, nse):
         same(got[1:], (offsets, columns))
 
 
+def packed(masks):
+    """The words of masks of whole bytes, by NumPy."""
+    whole = np.pad(masks, [(0, 0)] * (masks.ndim - 1) + [(0, -masks.shape[-1] % WORD_COLUMNS)])
+    return np.packbits(whole, axis=-1, bitorder="little").view("<u4")
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOUND_KINDS)
 def test_scores_that_reach_a_bound(kind, isa):
-    for dtype in DTYPES:
-        operands = bound_operands(kind, dtype)
-        scores = operands[0]
-        masks = np.stack([reaching(*own) for own in zip(*operands, strict=True)])
-        words = np.empty((*masks.shape[:2], 3), np.uint32)
+    for dtype, kept in itertools.product(DTYPES, (False, True)):
+        operands = bound_operands(kind, dtype, kept=kept)
+        scores, masks = operands[0], masks_reached(operands)
+        words = packed(masks)
         sizes = [(words.shape, np.uint32)]
         for threads in (1, -1):
-            (words,) = run("sgap_bitmap_of_scores_v1", operands, sizes, {}, isa, threads)
-            for own, mask in zip(words, masks, strict=True):
-                (right,) = run("sgap_bitmap_of_mask_v1", [mask], [(own.shape, np.uint32)], {}, isa)
-                np.testing.assert_array_equal(own, right)
+            (found,) = run("sgap_bitmap_of_scores_v1", operands, sizes, {}, isa, threads)
+            np.testing.assert_array_equal(found, words)
             for nse in {1, int(masks[0].sum()), 2 * masks[0].size}:
-                sizes_found = sizes_of(scores, nse)
-                none = np.zeros((*masks.shape[:2], 0), np.uint32)
-                given = (*operands, none)
-                found = run("sgap_reached_csr_v1", given, sizes_found, {}, isa, threads)
+                found = run(
+                    "sgap_reached_csr_v1", operands, sizes_of(scores, nse), {}, isa, threads
+                )
                 check_entries(found, scores, masks, nse)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_what_is_kept_is_stored_anyhow(isa):
-    """Of several tasks, in two orders and by several threads."""
-    operands = bound_operands("nan", "float32", n=200_000)
-    scores = operands[0]
-    keep = np.stack([mask_of(scores.shape[1:], density) for density in (0.001, 0.3)])
-    masks = np.stack([reaching(*own) for own in zip(*operands, strict=True)]) | keep
-    kept = np.packbits(keep, axis=2, bitorder="little").view("<u4")
+@pytest.mark.parametrize("shared", [(), (0,), (3,), (0, 3)])
+def test_shared_scores_of_several_tasks(shared):
+    """Of each of three elements, in two orders and by several threads; what all share is one."""
+    operands = list(bound_operands("nan", "float32", batch=3, n=200_000, kept=True))
+    operands = [np.stack([x[0]] * 3) if i in shared else x for i, x in enumerate(operands)]
+    scores, masks = operands[0], masks_reached(operands)
+    given = [x[:1] if i in shared else x for i, x in enumerate(operands)]
     for threads in (1, 4, -1):
+        sizes = [(packed(masks).shape, np.uint32)]
+        (words,) = run("sgap_bitmap_of_scores_v1", given, sizes, {}, native.isa(), threads)
+        np.testing.assert_array_equal(words, packed(masks))
         for nse in (int(masks[0].sum()), masks[0].size):
-            found = run(
-                "sgap_reached_csr_v1", (*operands, kept), sizes_of(scores, nse), {}, isa, threads
-            )
+            sizes = sizes_of(scores, nse)
+            found = run("sgap_reached_csr_v1", given, sizes, {}, native.isa(), threads)
             check_entries(found, scores, masks, nse)
 
 
@@ -234,21 +261,27 @@ def test_nonzero_of_several_tasks():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_entries_in_plain_jax_are_the_same(dtype):
-    for kind in ("nan", "tiny", "infinite", "zeros"):
-        scores, least, limits = (jnp.asarray(x) for x in bound_operands(kind, dtype))
-        for width in (0, 3):
-            kept = jnp.asarray(np.full((2, 9, width), 0x10100, np.uint32))
-            given = scores, least, limits, kept
-            found = primitives.bind_reached(*given, nse=200)
-            same_bytes(primitives._reached_reference(*given, nse=200, schedule=None), found)
-
-            def one(*own):
-                return primitives.bind_reached(*(x[None] for x in own), nse=200)
-
-            same_bytes([x[:, 0] for x in jax.vmap(one)(*given)], found)
-        plain = primitives._nonzero_reference(scores, nse=200, schedule=None)
-        same_bytes([x[0] for x in plain], nonzero(scores[0], 200))
+def test_scores_in_jax(dtype):
+    """On XLA's threads, which take subnormal numbers for 0, and in plain JAX."""
+    for kind, kept in itertools.product(("nan", "subnormal", "zeros"), (False, True)):
+        operands = bound_operands(kind, dtype, kept=kept)
+        given = [jnp.asarray(x) for x in operands]
+        words = packed(masks_reached(operands))
+        for shared in (False, True):
+            own, right = given, words
+            if shared:
+                own = [x[:1] if i in (0, 3) else x for i, x in enumerate(given)]
+                again = [np.stack([x[0]] * 2) if i in (0, 3) else x for i, x in enumerate(operands)]
+                right = packed(masks_reached(again))
+            plain = primitives._of_scores_reference(*own, schedule=None)
+            np.testing.assert_array_equal(plain, right)
+            np.testing.assert_array_equal(primitives.bind_of_scores(*own), right)
+            found = primitives.bind_reached(*own, nse=200)
+            same_bytes(primitives._reached_reference(*own, nse=200, schedule=None), found)
+    plain = primitives._nonzero_reference(given[0], nse=200, schedule=None)
+    same_bytes([x[0] for x in plain], nonzero(given[0][0], 200, False))
+    plain = primitives._nonzero_reference(given[0][0].T[None], nse=200, schedule=None)
+    same_bytes([x[0] for x in plain], nonzero(given[0][0], 200, True))
 
 
 def same_bytes(found, right):
@@ -258,29 +291,38 @@ def same_bytes(found, right):
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
-def test_operands_that_are_not_mapped():
-    scores, least, limits = (jnp.asarray(x[0]) for x in bound_operands("nan", "float32"))
-    kept = jnp.zeros((9, 0), jnp.uint32)
+@pytest.mark.parametrize("mapped", [(0,), (1,), (2,), (3,), (0, 1), (1, 3), (0, 1, 2, 3)])
+def test_some_operands_are_mapped(mapped):
+    operands = [jnp.asarray(x) for x in bound_operands("nan", "float32", batch=3, kept=True)]
+    given = [x if i in mapped else x[0] for i, x in enumerate(operands)]
+    axes = [0 if i in mapped else None for i in range(4)]
 
     def of(*own):
-        return [x[0] for x in primitives.bind_reached(*(x[None] for x in own), nse=300)]
+        own = [x[None] for x in own]
+        return primitives.bind_of_scores(*own), *primitives.bind_reached(*own, nse=300)
 
-    bounds = jnp.stack([least, least + 0.5])
-    found = jax.vmap(of, in_axes=(None, 0, None, None))(scores, bounds, limits, kept)
-    for i in range(2):
-        for got, want in zip(found, of(scores, bounds[i], limits, kept), strict=True):
-            np.testing.assert_array_equal(got[i], want)
+    found = jax.vmap(of, in_axes=axes)(*given)
+    for b in range(3):
+        one = of(*(x[b] if i in mapped else x for i, x in enumerate(given)))
+        same_bytes([x[b] for x in found], one)
+
+
+def test_scores_that_a_batch_shares_are_not_copied():
+    scores, bounds = jnp.zeros((256, 512)), jnp.arange(16.0)
+    f = jax.jit(jax.vmap(lambda x, at: select.threshold(x, at, nse=9).values, in_axes=(None, 0)))
+    memory = f.lower(scores, bounds).compile().memory_analysis().temp_size_in_bytes
+    assert memory < scores.nbytes
 
 
 def test_dense_entries_are_exported_for_any_batch():
     names = ("sgap_reached_csr_v1", "sgap_nonzero_csr_v1")
     allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    limits, kept = jnp.full((1, 5), 40, jnp.int32), jnp.zeros((1, 5, 0), jnp.uint32)
+    limits, kept = jnp.full((1, 5), 40, jnp.int32), jnp.zeros((1, 5, 0), bool)
 
     def one(x):
         return primitives.bind_reached(
             x[None], jnp.zeros((1, 5), x.dtype), limits, kept, nse=90
-        ), nonzero(x, 150)
+        ), nonzero(x, 150, False)
 
     f = jax.jit(jax.vmap(one))
     any_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 5, 40), np.float32)
@@ -293,7 +335,7 @@ def test_dense_entries_are_exported_for_any_batch():
 def test_matrices_without_places():
     for shape in [(2, 0, 5), (2, 3, 0), (0, 3, 5)]:
         x = np.ones(shape, np.float32)
-        rows, none = np.ones(shape[:2], np.float32), np.zeros((*shape[:2], 0), np.uint32)
+        rows, none = np.ones(shape[:2], np.float32), np.zeros((*shape[:2], 0), bool)
         operands = x, rows, rows.astype(np.int32), none
         for target, given in (("reached", operands), ("nonzero", [x])):
             found = run(f"sgap_{target}_csr_v1", given, sizes_of(x, 4), {}, native.isa())
@@ -317,19 +359,21 @@ def test_errors():
 
 def test_errors_of_dense_entries():
     x, rows = np.ones((2, 3, 40), np.float32), np.ones((2, 3), np.float32)
-    limits, none = rows.astype(np.int32), np.zeros((2, 3, 0), np.uint32)
+    limits, none = rows.astype(np.int32), np.zeros((2, 3, 0), bool)
     good = dict(scores=x, least=rows, limits=limits, kept=none)
     results = dict(zip(("values", "offsets", "columns"), sizes_of(x, 5), strict=True))
     changes = [
-        ({"scores": np.ones((2, 3, 40), np.int32)}, "scores: expected"),
-        ({"scores": np.ones(40, np.float32)}, "least: unlike scores"),
-        ({"least": np.ones((2, 4), np.float32)}, "least: unlike scores"),
-        ({"least": np.ones((2, 3), np.float64)}, "least: unlike scores"),
-        ({"limits": np.ones((1, 3), np.int32)}, "limits: unlike scores"),
-        ({"kept": np.zeros((2, 3, 1), np.uint32)}, "kept: unlike scores"),
-        ({"kept": np.zeros((2, 3, 2), np.int32)}, "kept: unlike scores"),
-        ({"values": ((2, 6), np.float32)}, "values: unlike columns"),
-        ({"values": ((2, 5), np.float64)}, "values: unlike columns"),
+        ({"scores": np.ones((2, 3, 40), np.int32)}, "scores: expected float32"),
+        ({"scores": np.ones(40, np.float32)}, "scores: expected type"),
+        ({"scores": np.ones((3, 3, 40), np.float32)}, "batches of 1 or of 2"),
+        ({"least": np.ones((2, 4), np.float32)}, "least: expected"),
+        ({"least": np.ones((2, 3), np.float64)}, "least: expected"),
+        ({"limits": np.ones((1, 3), np.int32)}, "limits: expected"),
+        ({"kept": np.zeros((2, 3, 1), bool)}, "kept: expected none or 40 columns, got 1"),
+        ({"kept": np.zeros((2, 3, 2), np.int32)}, "kept: expected type"),
+        ({"kept": np.zeros((3, 3, 40), bool)}, "batches of 1 or of 2"),
+        ({"values": ((2, 6), np.float32)}, "values: expected"),
+        ({"values": ((2, 5), np.float64)}, "values: expected"),
         ({"offsets": ((2, 3), np.int32)}, "offsets: unlike words"),
         ({"columns": ((1, 5), np.int32)}, "columns: unlike words"),
     ]

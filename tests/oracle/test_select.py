@@ -188,6 +188,31 @@ def test_nucleus_and_threshold(kind):
         assert nucleus.nnz == M * most and reached.is_checked  # everything fits
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.seconds(check=3)
+def test_what_a_threshold_keeps_is_stored_within_the_lengths(tiles):
+    """Whatever its score is, of scores given whole and of those that a function computes in tiles;
+    a bound and a mask for each element of a batch."""
+    rng = np.random.default_rng(0)
+    scores, keep = integers(9, 14), rng.random((2, 9, 14)) < 0.3
+    lengths, at = rng.integers(0, 15, 9), rng.integers(-2, 4, (2, 9)).astype(np.float32)
+    of = lambda rows, columns: jnp.asarray(scores)[rows[:, None], columns[None]]
+    given = dict(shape=scores.shape) if tiles else {}
+
+    def one(keep, at):
+        A = select.threshold(
+            of if tiles else scores, at, nse=80, keep=keep, lengths=lengths, causal=True, **given
+        )
+        return A.row_offsets, A.column_indices
+
+    columns = np.arange(14)
+    exists = (columns < lengths[:, None]) & (columns <= np.arange(9)[:, None] + 5)
+    for offsets, indices, own, bounds in zip(*jax.vmap(one)(keep, at), keep, at, strict=True):
+        rows, right = np.nonzero(((scores >= bounds[:, None]) | own) & exists)
+        np.testing.assert_array_equal(offsets, np.searchsorted(rows, np.arange(10)))
+        np.testing.assert_array_equal(indices[: len(right)], right)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_narrow_scores(dtype):
     scores, q, k = (jnp.asarray(x, dtype) for x in (integers(M, N), integers(M, 2), integers(N, 2)))
