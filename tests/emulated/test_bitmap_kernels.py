@@ -150,7 +150,9 @@ def test_selections_are_lowered_to_launches(monkeypatch, tmp_path):
     x = jnp.ones((9, 70))
     reached = kernels(lambda x: select.threshold(x, 0.5, nse=99).column_indices, x)
     stored = kernels(lambda x: SparseArray.from_dense(x, nse=99).column_indices, x)
-    assert reached == stored == ["OfMask", "Entries"]
+    keep = np.ones((1, 70), bool)
+    kept = kernels(lambda x: select.threshold(x, 0.5, nse=99, keep=keep).column_indices, x)
+    assert reached == kept == stored == ["OfMask", "Entries"]
 
 
 PLANTED = [
