@@ -259,6 +259,9 @@ def cases():
             lambda _, x: select.threshold(x, 0.5, nse=M * K // 4).values, csr, (shape(M, K),)
         ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
+        "from_dense": Case(
+            lambda _, x: SparseArray.from_dense(x, nse=M * K).values, csr, (shape(M, K),)
+        ),
         "top_p": Case(lambda _, x: select.top_p(x, 0.5, most=32).values, csr, (shape(M, K),)),
     }
     # With the work lists of calls and gradients.

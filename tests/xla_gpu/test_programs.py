@@ -62,6 +62,7 @@ LAUNCHES = {
     "top_k": (2, 2),
     "top_p": (5, 5),
     "threshold": (2, 2),
+    "from_dense": (2, 2),
     "gspmm edge vectors": (1, 3),
     "gspmm edge vectors, sub": (2, 4),
     "gspmm edge vectors, max": (1, 1),
@@ -101,11 +102,13 @@ COLLECTIVES = {
 }
 # Without a launch on CUDA: they are made of other primitives there, or are plain JAX.
 PLAIN_PRIMITIVES = {"attention_tangent", "einsum_unchecked", "top_k_of_indexer", "zero_product"}
+# Called where `reached` and `nonzero` are lowered, which makes their launches.
+WITHIN = {"bitmap_of_mask", "bitmap_of_scores", "bitmap_entries"}
 # A batch of these is computed in turn, or in plain JAX: with `jit` alone they may take collectives.
 IN_TURN = ("evaluate", "evaluate at a pattern", "triangular_solve", "ilu")
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "spgemm in a capacity", "top_k", "top_p", "attention in pieces", *IN_TURN)
-PLAIN += ("spmm, made inside",)
+PLAIN += ("spmm, made inside", "threshold", "from_dense")
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
 SCATTERS = {"spmm blocks": 2}
 
@@ -189,7 +192,7 @@ def test_every_primitive_is_in_a_program():
         if isinstance(value, jax.extend.core.Primitive)
     }
     assert len(every) > 20
-    assert every - set(found("sm_90")["primitives"]) == PLAIN_PRIMITIVES
+    assert every - set(found("sm_90")["primitives"]) == PLAIN_PRIMITIVES | WITHIN
 
 
 @group("sm_90")
