@@ -23,6 +23,15 @@ template <>
 inline Vector<uint16_t, 16> Narrow<BFloat16, 16>(Vector<float, 16> x) {
   return BitCast<Vector<uint16_t, 16>>(_mm512_cvtneps_pbh(BitCast<__m512>(x)));
 }
+template <>
+inline Vector<uint16_t, 4> Narrow<BFloat16, 4>(Vector<float, 4> x) {
+  const auto bits = BitCast<Vector<uint16_t, 8>>(_mm_cvtneps_pbh(BitCast<__m128>(x)));
+  return Half<uint16_t, 8>(bits, 0);
+}
+template <>
+inline Vector<uint16_t, 8> Narrow<BFloat16, 8>(Vector<float, 8> x) {
+  return BitCast<Vector<uint16_t, 8>>(_mm256_cvtneps_pbh(BitCast<__m256>(x)));
+}
 #endif
 
 using Pairs = Vector<uint32_t, 16>;

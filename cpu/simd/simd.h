@@ -216,13 +216,15 @@ inline uint64_t LoadHalves(const void* source, int count) {
     std::memcpy(&bits, source, 8);
     return bits;
   }
-  if (count & 2) std::memcpy(&bits, source, 4);
-  if (count & 1) {
-    uint16_t last;
-    std::memcpy(&last, static_cast<const char*>(source) + 2 * (count - 1), 2);
-    bits |= uint64_t(last) << (16 * (count - 1));
+  if (count < 2) {
+    if (count == 1) std::memcpy(&bits, source, 2);
+    return bits;
   }
-  return bits;
+  uint32_t first, last;
+  std::memcpy(&first, source, 4);
+  if (count == 2) return first;
+  std::memcpy(&last, static_cast<const char*>(source) + 2, 4);  // the second element once more
+  return first | uint64_t(last) << 16;
 }
 
 inline void StoreHalves(void* target, uint64_t bits, int count) {

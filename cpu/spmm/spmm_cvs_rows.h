@@ -16,15 +16,18 @@ constexpr int kSumRegisters = kVectorBytes == 64 ? 24 : 12;
 // How many vectors ahead rows of x are prefetched.
 constexpr int64_t kAheadVectors = 8;
 
-// Where all of x has so few bytes, rows of few columns are not prefetched: on Zen 4 those of one
+// Rows of few columns are not prefetched where all of x has so few bytes: on Zen 4 those of one
 // vector of pairs (8 and 16 columns take 0.7 to 0.9 of the time then), on Zen 5 those of up to two
 // vectors (8 to 32 columns: V = 2 0.81 to 1.0, V = 4 0.88 to 0.98, V = 8 0.92 to 1.01; 64 up to
-// 1.07), on Intel all (32 to 128 columns, 0.86 to 1.0; with 1 MB of x it would be 1.1).
+// 1.07), on Intel all (32 to 128 columns, 0.86 to 1.0; with 1 MB of x it would be 1.1). With V = 2
+// Zen 5 does without prefetching whatever x has, in one vector, or two of pairs (0.85 to 0.95; more
+// columns, or V >= 4, took up to 1.5).
 constexpr int64_t kNearBytes = 256 << 10;
 
-inline bool IsNear(int64_t columns, int64_t lanes, bool in_pairs, int64_t bytes) {
+inline bool IsNear(int64_t length, int64_t columns, int64_t lanes, bool in_pairs, int64_t bytes) {
   const Machine& machine = ThisMachine();
   const bool whole = kVectorBytes == 64 && machine.whole;
+  if (whole && !machine.intel && length == 2 && columns <= (in_pairs ? 2 : 1) * lanes) return true;
   const bool few = whole ? columns <= 2 * lanes : in_pairs && columns <= lanes;
   return (few || machine.intel) && bytes <= kNearBytes;
 }

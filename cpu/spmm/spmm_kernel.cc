@@ -17,18 +17,22 @@ constexpr int kMaxVectors = kVectorBytes == 64 ? 16 : 8;
 
 // Values are taken through a buffer where they are permuted or narrow. Of 16 bits fewer at a time,
 // if a row has not more: between two uses of a line of the buffer, rows of x go through the cache.
-// With registers of 32 bytes that did not pay, nor on Intel, where each piece takes some branches
-// that the processor does not foresee: of 1024 at a time products with 32 columns took 0.95 of the
-// time (weights of 2048 x 1024 at 90%; Granite Rapids).
+// With registers of 32 bytes that did not pay, nor on Intel and Zen 5, where each piece takes some
+// branches that the processor does not foresee: 1024 at a time took 0.95 of the time with 32
+// columns on Intel (weights of 2048 x 1024 at 90%; Granite Rapids), 0.79 to 1.0 with 4 to 128 on
+// Zen 5.
 constexpr int64_t kStagedValues = 1024;
 constexpr int64_t kStagedHalves = kVectorBytes == 64 ? 256 : kStagedValues;
-inline int64_t StagedHalves() { return ThisMachine().intel ? kStagedValues : kStagedHalves; }
+inline int64_t StagedHalves() { return ThisMachine().whole ? kStagedValues : kStagedHalves; }
+
+// AMD's of Zen 5 and later.
+inline bool IsZen5() { return kVectorBytes == 64 && ThisMachine().whole && !ThisMachine().intel; }
 
 // How few columns go through the rows of a task.
 enum class RowLoop {
   kLong,        // straight from x: this many entries a row on average
   kPredicted,   // straight from x, a branch a row; 2 to 4 columns only
-  kMasked,      // the same, the last eight entries of a row without one; up to 8 columns
+  kMasked,      // the same, the last eight entries of a row without one; up to 16 columns
   kGroups,      // straight from x, a branch a row; one column only
   kBranchFree,  // products of all entries first
 };
@@ -46,6 +50,13 @@ constexpr int64_t kTinyRow = 4;
 // beyond the second-level cache. With 9 to 16 columns it took 0.85 to 1.1, of float64 0.74 to 1.16.
 constexpr int64_t kRememberedRows = 1 << 12;
 constexpr int64_t kMostMasked = 8;  // columns
+// Zen 5 remembers more: from so many rows on, with 5 to 16 columns, or 8 of float64, kMasked takes
+// 0.64 to 0.95 of the time there (float16 0.70 to 1.0, bfloat16 with up to 8 columns 0.86 to 1.05);
+// 1.02 to 1.5 with 10,000 to 20,000 rows. With up to 4 columns it took 0.6 to 1.2, of kBranchFree
+// with other bits.
+constexpr int64_t kRememberedRowsZen5 = 3 << 13;
+template <typename T>
+constexpr int64_t kMostMaskedZen5 = sizeof(T) == 8 ? 8 : 16;  // columns
 // One column with a matrix of up to so many rows, or of tiny ones, goes through them in groups.
 // Against kBranchFree that took 0.75 to 0.95 of the time (measured on Zen 4; float64 0.60 to 0.90).
 // With 64-byte vectors kBranchFree sums a row of up to 16 float32 at once, and is the faster where
@@ -59,8 +70,9 @@ constexpr int64_t kMostGrouped = sizeof(T) == 8 || kVectorBytes == 32 ? INT64_MA
 // Products with one column look at indices on the way if they are of short rows, or of rows of so
 // many entries with an x of more than a quarter of the first-level cache. On Zen 3 that took 0.85
 // to 0.95 of the time with a pass over the indices of the task before; 1.0 to 1.15 in other rows,
-// and with a smaller x. Where indices are in a register to be gathered by, looking costs little,
-// but for 16 bits in loops without even steps: there it took 1.05 to 1.2 of the time.
+// and with a smaller x. On Zen 5 long rows took 0.88 to 1.01 with any x. Where indices are in a
+// register to be gathered by, looking costs little, but for 16 bits in loops without even steps:
+// there it took 1.05 to 1.2 of the time.
 constexpr int64_t kLookedRow = 48;
 
 // Whether one column is gathered by GatheredColumn, which has no branch on how many entries a row
@@ -85,21 +97,25 @@ bool Looks(const SpmmArgs& args, RowLoop loop, int64_t rows, int64_t entries) {
   if (NarrowTile<T, X, 1>::kGathered && machine.gathers) {
     if (sizeof(T) > 2 || EvenSteps<T>(args)) return true;
   }
-  return loop != RowLoop::kLong ||
+  return loop != RowLoop::kLong || IsZen5() ||
          (entries >= kLookedRow * rows && args.k * int64_t(sizeof(X)) > machine.l1_bytes / 4);
 }
 
 // Rows of a B (or of the block of its columns) that has more bytes than the second-level cache are
-// not there, and prefetching them pays.
-inline Ahead AheadOf(int64_t bytes) {
+// not there, and prefetching them pays. Not so on Zen 5 in rows of one and two registers, where it
+// sees as far ahead itself: without prefetching, graphs took 0.74 to 1.0 of the time with 5 to 32
+// columns of float32, 0.76 to 1.0 of 16 bits, 0.82 to 1.07 with 8 and 16 of float64.
+template <typename T>
+Ahead AheadOf(int64_t columns, int64_t bytes) {
   const Machine& machine = ThisMachine();
   if (bytes <= machine.l2_bytes) return Ahead::kNothing;
+  if (IsZen5() && columns <= 2 * kLanes<T>) return Ahead::kNothing;
   return machine.intel ? Ahead::kStarts : Ahead::kRows;
 }
 
-// Whether there is code for kMasked. Of float64 it took 0.74 to 1.2 of the time.
-template <typename T>
-constexpr bool kMasks = kVectorBytes == 64 && std::is_same_v<T, float>;
+// Whether there is code for kMasked. On Intel it takes float32 alone: of float64 it took 0.74 to
+// 1.2 of the time there.
+constexpr bool kMasks = kVectorBytes == 64;
 
 template <typename T, typename X>
 using BlockFunction = void (*)(const RowBlock<T, X>&);
@@ -220,8 +236,9 @@ class BlockTask {
         ordered_(args.ordered),
         even_steps_(EvenSteps<T>(args)),
         columns_(columns),
+        ahead_(AheadOf<T>(columns, args.k * columns * int64_t(sizeof(X)))),
         own_(InPairs<T, X>(columns, permutation_)),
-        run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))), own_)) {
+        run_(ChooseBlock<T, X>(columns, ahead_, own_)) {
     block_.own_values = values_;
     block_.indices = args.indices;
     block_.last_entry = args.entries - 1;
@@ -240,13 +257,8 @@ class BlockTask {
       looks ? UseNarrow<4, false, true>(loop) : UseNarrow<4, false>(loop);
     } else if (columns < 4) {
       looks ? UseNarrow<4, true, true>(loop) : UseNarrow<4, true>(loop);
-    } else if (loop == RowLoop::kMasked && args.n <= kMostMasked) {
-      if constexpr (kMasks<T>) {
-        if (AheadOf(args.k * columns * int64_t(sizeof(X))) == Ahead::kNothing) {
-          run_ = columns < 8 ? &Tile<T, X, 8, 1, true>::RunMasked
-                             : &Tile<T, X, 8, 1, false>::RunMasked;
-        }
-      }
+    } else if (loop == RowLoop::kMasked && ahead_ == Ahead::kNothing && !own_) {
+      if constexpr (kMasks) run_ = ChooseMasked(columns);
     }
   }
 
@@ -290,6 +302,7 @@ class BlockTask {
   bool wrong() const { return wrong_; }
 
  private:
+  static constexpr bool kNarrowMasks = kMasks && std::is_same_v<T, float>;
   template <int kSlots, bool kTail, bool kLooks = false>
   void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, X, kSlots>;
@@ -333,12 +346,23 @@ class BlockTask {
     } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
       run_ = &Tile::template RunPredicted<kTail>;
     } else if (loop == RowLoop::kMasked) {
-      if constexpr (kMasks<T> && kSlots == 4) run_ = &Tile::template RunMasked<kTail>;
+      if constexpr (kNarrowMasks && kSlots == 4) run_ = &Tile::template RunMasked<kTail>;
     } else {
       run_ = &Tile::RunShort;
       multiply_ = permutation_ ? &Tile::template MultiplyAll<kTail, true, false>
                                : &Tile::template MultiplyAll<kTail, false, kLooks>;
     }
+  }
+
+  // 5 columns and more, as many as Masks takes.
+  static BlockFunction<T, X> ChooseMasked(int64_t columns) {
+    if constexpr (kMostMaskedZen5<T> > 8) {
+      if (columns > 8) {
+        return columns < 16 ? &Tile<T, X, 16, 1, true>::RunMasked
+                            : &Tile<T, X, 16, 1, false>::RunMasked;
+      }
+    }
+    return columns < 8 ? &Tile<T, X, 8, 1, true>::RunMasked : &Tile<T, X, 8, 1, false>::RunMasked;
   }
 
   void Stage(int64_t begin, int64_t end) {
@@ -384,6 +408,7 @@ class BlockTask {
   bool ordered_;
   bool even_steps_;
   int64_t columns_;
+  Ahead ahead_;
   bool own_;  // whether `run_` reads values as they are
   bool wrong_ = false;
   BlockFunction<T, X> run_;
@@ -412,6 +437,17 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
   }
 }
 
+// Whether kMasked is the fastest for short rows.
+template <typename T>
+bool Masks(const SpmmArgs& args) {
+  if (IsZen5()) {
+    const bool few = args.n > 4 && args.n <= kMostMaskedZen5<T>;
+    return few && args.m > kRememberedRowsZen5;
+  }
+  const bool few = args.n > 1 && args.n <= kMostMasked;
+  return std::is_same_v<T, float> && few && ThisMachine().intel && args.m > kRememberedRows;
+}
+
 template <typename T>
 RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
   if (entries >= kLongRow * rows) return RowLoop::kLong;
@@ -421,9 +457,8 @@ RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
     return grouped ? RowLoop::kGroups : RowLoop::kBranchFree;
   }
   if (tiny) return RowLoop::kPredicted;
-  const bool masks = kMasks<T> && args.n > 1 && ThisMachine().intel && args.m > kRememberedRows;
-  const bool few = args.n > 4 && args.n <= kMostMasked;
-  if (masks && few && args.tiles == 1) return RowLoop::kMasked;
+  const bool masks = Masks<T>(args);
+  if (masks && args.n > 4 && args.tiles == 1) return RowLoop::kMasked;
   if (args.m > kFewRows) return RowLoop::kBranchFree;
   return masks ? RowLoop::kMasked : RowLoop::kPredicted;
 }

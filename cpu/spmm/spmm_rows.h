@@ -150,7 +150,8 @@ struct Tile {
 #pragma GCC unroll 4
           for (int i = 0; i < 4; ++i) add(p + i, sums);
         }
-        const auto left = Vector<int32_t, kWidth>{} + int(end - p);
+        using Index = std::conditional_t<sizeof(Accumulator<T>) == 4, int32_t, int64_t>;
+        const auto left = Vector<Index, kWidth>{} + Index(end - p);
 #pragma GCC unroll 8
         for (int i = 0; i < kMaskedEntries; ++i) {
           Sum more[kVectors];

@@ -382,7 +382,8 @@ def _widened_columns(problem: Problem) -> int:
     if machine.vector_bytes == _WIDE and not machine.intel:
         if problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
             return 0 if machine.whole else _float16_columns(length or 1, n, most)
-        far = length is None and 4 * n * k > machine.l1_bytes
+        part = machine.whole and n in (2, 3)  # of a register: several loads a row of 16 bits
+        far = length is None and not part and 4 * n * k > machine.l1_bytes
         return whole if n <= 4 and (length != 2 or two_rows) and not far else 0
     if machine.intel and machine.vector_bytes == _WIDE and problem.dtype == "float16":
         if (length or 1) >= 4 and _WIDENED_COLUMNS <= n <= _WIDENED_MOST:

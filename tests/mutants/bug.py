@@ -5,9 +5,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Words of /proc/cpuinfo: a processor with AVX-512, and one of Intel's.
+# Words of /proc/cpuinfo: a processor with AVX-512, one of Intel's, and Intel's and Zen 5.
 WIDE = ("avx512bw",)
 INTEL = (*WIDE, "GenuineIntel")
+MASKING = (*WIDE, "avx_vnni")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Bugs in the C++ kernels."""
 
-from bug import INTEL, WIDE, Bug
+from bug import INTEL, MASKING, WIDE, Bug
 
 CPP = (
     Bug(
@@ -90,9 +90,9 @@ CPP = (
         file="cpu/spmm/spmm_rows.h",
         text="sums[j] = left > i ? more[j] : sums[j];",
         replacement="sums[j] = left >= i ? more[j] : sums[j];",
-        breaks="of 5 to 8 columns and many short rows, a row takes the first entry of the next",
+        breaks="of 5 to 16 columns and many short rows, a row takes the first entry of the next",
         focus=("tests/oracle/test_without_xla.py",),
-        needs=INTEL,
+        needs=MASKING,
     ),
     Bug(
         name="rows_after_the_masked_ones",
@@ -100,9 +100,9 @@ CPP = (
         file="cpu/spmm/spmm_rows.h",
         text="rest.rows -= inside, rest.y += inside * block.y_stride;",
         replacement="rest.rows -= inside, rest.y += inside;",
-        breaks="of 5 to 8 columns and many short rows, a task's last rows go to the wrong places",
+        breaks="of 5 to 16 columns and many short rows, a task's last rows go to the wrong places",
         focus=("tests/oracle/test_without_xla.py",),
-        needs=INTEL,
+        needs=MASKING,
     ),
     Bug(
         name="values_that_are_not_in_order_yet",
