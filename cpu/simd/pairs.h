@@ -16,8 +16,8 @@ template <typename T>
 constexpr bool kInPairs = false;
 #endif
 
-// What rounds eight of the sums at once in integer steps takes one instruction there. Like the dot
-// products it reads subnormal numbers as zero.
+// What rounds sums in integer steps elsewhere is one instruction there. Like the dot products it
+// reads subnormal numbers as zero.
 #if defined(__AVX512BF16__)
 template <>
 inline Vector<uint16_t, 16> Narrow<BFloat16, 16>(Vector<float, 16> x) {

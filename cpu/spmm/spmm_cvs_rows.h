@@ -58,7 +58,7 @@ struct VectorBlock {
   int64_t length;   // V, from one vector to the next
   const X* x;       // at the block's first column
   int64_t x_rows, x_stride;
-  bool near;             // x is not prefetched, as kNearBytes says
+  bool near;             // x is not prefetched, as IsNear says
   int tail;              // columns in the last vector, where it is not full
   int64_t rows;          // to store: the rest is past the end of the matrix
   T* y;                  // the first row at the first column, or null:

@@ -25,7 +25,7 @@ constexpr int64_t kStagedValues = 1024;
 constexpr int64_t kStagedHalves = kVectorBytes == 64 ? 256 : kStagedValues;
 inline int64_t StagedHalves() { return ThisMachine().whole ? kStagedValues : kStagedHalves; }
 
-// AMD's of Zen 5 and later.
+// Zen 5, and what is like it: registers of 64 bytes in one step, and not Intel's.
 inline bool IsZen5() { return kVectorBytes == 64 && ThisMachine().whole && !ThisMachine().intel; }
 
 // How few columns go through the rows of a task.
@@ -47,7 +47,8 @@ constexpr int64_t kTinyRow = 4;
 // 1.2 with 4096 and fewer (Xeon, family 6 model 167; float32). With 5 to 8 columns it takes the
 // place of Tile::Run: 0.64 to 0.91 of the time with 6000 to 33,000 rows of 4.5 to 10 entries, 0.94
 // to 1.05 with longer ones and with alike ones, 1.5 with rows of 2.4, and 0.96 to 1.07 where B is
-// beyond the second-level cache. With 9 to 16 columns it took 0.85 to 1.1, of float64 0.74 to 1.16.
+// beyond the second-level cache and was not prefetched. With 9 to 16 columns it took 0.85 to 1.1,
+// of float64 0.74 to 1.2.
 constexpr int64_t kRememberedRows = 1 << 12;
 constexpr int64_t kMostMasked = 8;  // columns
 // Zen 5 remembers more: from so many rows on, with 5 to 16 columns, or 8 of float64, kMasked takes
@@ -113,9 +114,10 @@ Ahead AheadOf(int64_t columns, int64_t bytes) {
   return machine.intel ? Ahead::kStarts : Ahead::kRows;
 }
 
-// Whether there is code for kMasked. On Intel it takes float32 alone: of float64 it took 0.74 to
-// 1.2 of the time there.
+// Whether there is code for kMasked, of 5 columns and more and of up to 4.
 constexpr bool kMasks = kVectorBytes == 64;
+template <typename T>
+constexpr bool kMasksFew = kMasks && std::is_same_v<T, float>;
 
 template <typename T, typename X>
 using BlockFunction = void (*)(const RowBlock<T, X>&);
@@ -302,7 +304,6 @@ class BlockTask {
   bool wrong() const { return wrong_; }
 
  private:
-  static constexpr bool kNarrowMasks = kMasks && std::is_same_v<T, float>;
   template <int kSlots, bool kTail, bool kLooks = false>
   void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, X, kSlots>;
@@ -343,10 +344,11 @@ class BlockTask {
     }
     if (loop == RowLoop::kLong) {
       run_ = &Tile::template RunLong<kTail, kLooks>;
-    } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
+    } else if (kSlots == 4 && (loop == RowLoop::kPredicted || loop == RowLoop::kMasked)) {
       run_ = &Tile::template RunPredicted<kTail>;
-    } else if (loop == RowLoop::kMasked) {
-      if constexpr (kNarrowMasks && kSlots == 4) run_ = &Tile::template RunMasked<kTail>;
+      if constexpr (kMasksFew<T>) {
+        if (loop == RowLoop::kMasked) run_ = &Tile::template RunMasked<kTail>;
+      }
     } else {
       run_ = &Tile::RunShort;
       multiply_ = permutation_ ? &Tile::template MultiplyAll<kTail, true, false>
@@ -354,7 +356,7 @@ class BlockTask {
     }
   }
 
-  // 5 columns and more, as many as Masks takes.
+  // 5 columns and more, as many as LoopOf takes.
   static BlockFunction<T, X> ChooseMasked(int64_t columns) {
     if constexpr (kMostMaskedZen5<T> > 8) {
       if (columns > 8) {
@@ -437,17 +439,6 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
   }
 }
 
-// Whether kMasked is the fastest for short rows.
-template <typename T>
-bool Masks(const SpmmArgs& args) {
-  if (IsZen5()) {
-    const bool few = args.n > 4 && args.n <= kMostMaskedZen5<T>;
-    return few && args.m > kRememberedRowsZen5;
-  }
-  const bool few = args.n > 1 && args.n <= kMostMasked;
-  return std::is_same_v<T, float> && few && ThisMachine().intel && args.m > kRememberedRows;
-}
-
 template <typename T>
 RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
   if (entries >= kLongRow * rows) return RowLoop::kLong;
@@ -457,10 +448,12 @@ RowLoop LoopOf(const SpmmArgs& args, int64_t rows, int64_t entries) {
     return grouped ? RowLoop::kGroups : RowLoop::kBranchFree;
   }
   if (tiny) return RowLoop::kPredicted;
-  const bool masks = Masks<T>(args);
-  if (masks && args.n > 4 && args.tiles == 1) return RowLoop::kMasked;
+  const bool on_intel = kMasksFew<T> && ThisMachine().intel && args.m > kRememberedRows;
+  const bool on_zen5 = kMasks && IsZen5() && args.m > kRememberedRowsZen5;
+  const int64_t most = on_intel ? kMostMasked : on_zen5 ? kMostMaskedZen5<T> : 0;
+  if (args.n > 4 && args.n <= most && args.tiles == 1) return RowLoop::kMasked;
   if (args.m > kFewRows) return RowLoop::kBranchFree;
-  return masks ? RowLoop::kMasked : RowLoop::kPredicted;
+  return on_intel && args.n > 1 ? RowLoop::kMasked : RowLoop::kPredicted;
 }
 
 template <typename T, typename X>

@@ -121,7 +121,8 @@ def choose_schedule(problem: Problem) -> Schedule:
     0.81x to 1.1x, float16 0.89x to 0.99x and 0.93x to 1.1x; one core of a busy Zen 4) and not with
     others (1.06x to 1.16x, 2 to 16), and entries only if all of B then fits in the first-level
     cache (0.93x for n = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy
-    Zen 4, 32 KB L1). On Zen 4, where a conversion takes the place of a multiply-add, 32 columns of
+    Zen 4, 32 KB L1); on Zen 5 with two and three columns wherever a tile holds B (0.64x to 0.75x;
+    10,000 columns with 100 uses, a graph of 5201 vertices). On Zen 4, where a conversion takes the place of a multiply-add, 32 columns of
     float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to 128 columns; 8 and
     16 took 1.06x to 1.13x), in tiles of 128 columns, whose passes share A's values (V = 8, 96 to
     256 columns: 0.89x to 0.98x of no tiles and 0.93x to 0.98x of tiles of 64, V = 4 0.89x to 1.04x
@@ -204,7 +205,7 @@ def _machine_fields(problem: Problem) -> list[str]:
             fields += ["intel"] if problem.vector_length else []
         else:
             fields += ["l1_bytes", "slab"] if problem.format == CSR else ["intel"]
-            fields += ["whole"] if problem.dtype == "float16" else []
+            fields += ["whole"]
             pairs = problem.dtype == "bfloat16" and problem.vector_length == 2
             fields += ["pair_dots"] if pairs else []
     if problem.format == CSR and scatter_entries(problem, made=False)[0]:
@@ -382,8 +383,9 @@ def _widened_columns(problem: Problem) -> int:
     if machine.vector_bytes == _WIDE and not machine.intel:
         if problem.dtype == "float16" and n >= _WIDENED_COLUMNS:
             return 0 if machine.whole else _float16_columns(length or 1, n, most)
-        part = machine.whole and n in (2, 3)  # of a register: several loads a row of 16 bits
-        far = length is None and not part and 4 * n * k > machine.l1_bytes
+        # Rows of two and three numbers of 16 bits are loaded in parts, those of four in one.
+        in_parts = machine.whole and n in (2, 3)
+        far = length is None and not in_parts and 4 * n * k > machine.l1_bytes
         return whole if n <= 4 and (length != 2 or two_rows) and not far else 0
     if machine.intel and machine.vector_bytes == _WIDE and problem.dtype == "float16":
         if (length or 1) >= 4 and _WIDENED_COLUMNS <= n <= _WIDENED_MOST:

@@ -425,9 +425,10 @@ def test_rows_are_widened_elsewhere_than_on_intel(dtype):
     2 rows with one column and four."""
     of, near = dict(k=8192, nnz=200_000, dtype=dtype), CpuTile(columns=1, packed=True)
     zen = Machine(l1_bytes=32 << 10, whole=False)
-    for found, n, chosen in ((zen, 1, near), (zen, 2, CpuTile()), (Machine(), 2, CpuTile())):
+    for found, n, chosen in ((zen, 1, near), (zen, 2, CpuTile()), (Machine(), 4, CpuTile())):
         assert chosen_on(found, n=n, **of) == chosen
-    assert chosen_on(INTEL, n=2, **of) == CpuTile(columns=2, packed=True)
+    for found, n in ((INTEL, 2), (Machine(), 2), (Machine(), 3)):
+        assert chosen_on(found, n=n, **of) == CpuTile(columns=n, packed=True)
     twos = of | dict(k=1024, format="CVS(2)")
     assert chosen_on(zen, n=2, **twos) == CpuTile()
     for found in (zen, INTEL, Machine(vector_bytes=32)):
@@ -553,7 +554,7 @@ def test_a_choice_depends_on_the_machine_as_it_says():
         ("float32", "bfloat16", "float16"),
         ("CSR", "CVS(8)"),
         sizes,
-        (4, 64, 128, 256),
+        (2, 4, 64, 128, 256),
         (False, True),
         ("cpu", "cuda", "tpu"),
     ):

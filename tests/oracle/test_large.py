@@ -42,11 +42,11 @@ def test_spmm(dtype, n):
             assert_within(C, expected, bound)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_short_rows(dtype, n):
     rng = np.random.default_rng(n)
-    lengths = np.minimum(rng.geometric(0.2 if n <= 4 else 0.15, size=33_000) - 1, 70)
+    lengths = np.minimum(rng.geometric(0.2, size=33_000) - 1, 70)
     case = from_row_lengths("short rows", 500, lengths, seed=5)
     values = rounded(case.values, dtype)
     S, A = scipy_of(case, values), array(case, dtype)
