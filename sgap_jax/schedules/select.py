@@ -122,18 +122,19 @@ def choose_schedule(problem: Problem) -> Schedule:
     others (1.06x to 1.16x, 2 to 16), and entries only if all of B then fits in the first-level
     cache (0.93x for n = 1 and 4; where it does not, packed took 1.19x and 1.05x; one core of a busy
     Zen 4, 32 KB L1); on Zen 5 with two and three columns wherever a tile holds B (0.64x to 0.75x;
-    10,000 columns with 100 uses, a graph of 5201 vertices). On Zen 4, where a conversion takes the place of a multiply-add, 32 columns of
-    float16 and more with vectors are packed: 0.89x to 0.97x (V = 2 and 8, 32 to 128 columns; 8 and
-    16 took 1.06x to 1.13x), in tiles of 128 columns, whose passes share A's values (V = 8, 96 to
-    256 columns: 0.89x to 0.98x of no tiles and 0.93x to 0.98x of tiles of 64, V = 4 0.89x to 1.04x
-    of either; two cores), for V > 8 of 64, and 32 to 47 columns with entries (0.88x; 16 took 1.03x,
-    48 1.01x, 128 1.10x). On Zen 5, which takes registers of 64 bytes whole, the same took 1.0x to
-    1.08x (V = 8), 1.14x to 1.26x (V = 2) and 1.19x to 1.34x (entries, 16 to 128 columns) of no
-    packing, and is not chosen. Where there are products of pairs of bfloat16, V = 2 takes 0.54x to
-    0.70x of that without packing (2, 3 and 5 to 16 columns, two cores of an AMD EPYC, family 25,
-    model 17). With registers of 32 bytes, where part of a 16-bit row has no instruction of its own,
-    A^T B of up to seven columns takes 0.38x to 0.6x (V = 2 and 8; one core of a busy Zen 3); on
-    Intel with wider ones up to four 0.88x to 1.02x.
+    10,000 columns with 100 uses, a graph of 5201 vertices). On Zen 4, where a conversion takes the
+    place of a multiply-add, 32 columns of float16 and more with vectors are packed: 0.89x to 0.97x
+    (V = 2 and 8, 32 to 128 columns; 8 and 16 took 1.06x to 1.13x), in tiles of 128 columns, whose
+    passes share A's values (V = 8, 96 to 256 columns: 0.89x to 0.98x of no tiles and 0.93x to 0.98x
+    of tiles of 64, V = 4 0.89x to 1.04x of either; two cores), for V > 8 of 64, and 32 to 47
+    columns with entries (0.88x; 16 took 1.03x, 48 1.01x, 128 1.10x). On Zen 5, which takes
+    registers of 64 bytes whole, the same took 1.0x to 1.08x (V = 8), 1.14x to 1.26x (V = 2) and
+    1.19x to 1.34x (entries, 16 to 128 columns) of no packing, and is not chosen. Where there are
+    products of pairs of bfloat16, V = 2 takes 0.54x to 0.70x of that without packing (2, 3 and 5 to
+    16 columns, two cores of an AMD EPYC, family 25, model 17). With registers of 32 bytes, where
+    part of a 16-bit row has no instruction of its own, A^T B of up to seven columns takes 0.38x to
+    0.6x (V = 2 and 8; one core of a busy Zen 3); on Intel with wider ones up to four 0.88x to
+    1.02x.
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
     machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
