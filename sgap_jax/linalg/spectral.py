@@ -144,6 +144,8 @@ def _dominant(
     left = right
     if not symmetric:
         adjoint = fixed.with_values(jnp.conj(fixed.values)).T
+        if fixed.format == CSR:  # once, for products of rows in all steps
+            adjoint = adjoint.tocsr()
         left = _iterated(adjoint, right, tol, maxiter)
         # Of a defective eigenvalue, such as that of a nilpotent matrix, they are orthogonal.
         left = jnp.where(jnp.vdot(left, right) == 0, right, left)
