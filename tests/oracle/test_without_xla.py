@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from battery import BATTERY, cast, from_row_lengths
-from native_call import kernel_isas, run, typed_isas
+from native_call import at_the_end_of_memory, kernel_isas, run, typed_isas
 from row_oracle import row_sum_oracle, softmax_oracle
 from sddmm_oracle import operands
 from sddmm_oracle import oracle as sddmm_oracle
@@ -48,6 +48,23 @@ def sddmm(case, dtype, d, isa, target="sgap_sddmm_csr_v1"):
     result = ((1, case.nnz), x.dtype)
     (values,) = run(target, arrays, [result], dict(chunk_nonzeros=64), isa)
     return values[0], *sddmm_oracle(case, dtype, X, Y)
+
+
+@typed
+def test_products_read_nothing_behind_their_operands(dtype, isa):
+    case = from_row_lengths("rows", 50, [3, 0, 40, 17, 5, 1, 9] * 12)
+    case.column_indices[-9:] = range(41, 50)  # the last row of B among them
+    for n in (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 33):
+        values, B = cast(case.values, dtype)[None], cast(dense_operand(case, n), dtype)[None]
+        X = cast(np.random.default_rng(n).standard_normal((1, case.shape[0], n)), dtype)
+        products = [("sgap_spmm_csr_v1", [NONE, B], case.shape[0], TILES)]
+        products += [("sgap_spmm_csr_scatter_v1", [X], 50, dict(tile_columns=n, pieces=2))]
+        for target, dense, rows, attributes in products:
+            operands = [values, case.row_offsets, case.column_indices, *dense]
+            result = [((1, rows, n), B.dtype)]
+            ended = [at_the_end_of_memory(x) for x in operands]
+            y, again = (run(target, x, result, attributes, isa)[0] for x in (operands, ended))
+            np.testing.assert_array_equal(y.astype(float), again.astype(float))
 
 
 @typed
