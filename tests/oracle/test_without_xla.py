@@ -51,8 +51,9 @@ def sddmm(case, dtype, d, isa, target="sgap_sddmm_csr_v1"):
 
 
 @typed
-def test_products_read_nothing_behind_their_operands(dtype, isa):
-    case = from_row_lengths("rows", 50, [3, 0, 40, 17, 5, 1, 9] * 12)
+@pytest.mark.parametrize("lengths", [(3, 0, 40, 17, 5, 1, 9), (40, 17, 33, 20)], ids=str)
+def test_products_read_nothing_behind_their_operands(lengths, dtype, isa):
+    case = from_row_lengths("rows", 50, lengths * 12)
     case.column_indices[-9:] = range(41, 50)  # the last row of B among them
     for n in (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 33):
         values, B = cast(case.values, dtype)[None], cast(dense_operand(case, n), dtype)[None]
