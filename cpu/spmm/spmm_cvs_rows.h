@@ -21,7 +21,7 @@ constexpr int64_t kAheadVectors = 8;
 // vectors (8 to 32 columns: V = 2 0.81 to 1.0, V = 4 0.88 to 0.98, V = 8 0.92 to 1.01; 64 up to
 // 1.07), on Intel all (32 to 128 columns, 0.86 to 1.0; with 1 MB of x it would be 1.1). With V = 2
 // Zen 5 does without prefetching whatever x has, in one vector, or two of pairs (0.85 to 0.95; more
-// columns, or V >= 4, took up to 1.5).
+// columns, or V >= 4, took up to 1.6).
 constexpr int64_t kNearBytes = 256 << 10;
 
 inline bool IsNear(int64_t length, int64_t columns, int64_t lanes, bool in_pairs, int64_t bytes) {

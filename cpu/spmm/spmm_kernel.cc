@@ -53,7 +53,7 @@ constexpr int64_t kRememberedRows = 1 << 12;
 constexpr int64_t kMostMasked = 8;  // columns
 // Zen 5 remembers more: from so many rows on, with 5 to 16 columns, or 8 of float64, kMasked takes
 // 0.64 to 0.95 of the time there (float16 0.70 to 1.0, bfloat16 with up to 8 columns 0.86 to 1.05);
-// 1.02 to 1.5 with 10,000 to 20,000 rows. With up to 4 columns it took 0.6 to 1.2, of kBranchFree
+// 1.02 to 1.5 with 10,000 to 20,000 rows. With up to 4 columns it took 0.6 to 1.4, of kBranchFree
 // with other bits.
 constexpr int64_t kRememberedRowsZen5 = 3 << 13;
 template <typename T>

@@ -28,7 +28,7 @@ _INSTEAD = {
     "expm": "expm_multiply(A, B)",
     "factorized": _SOLVERS,
     "inv": _SOLVERS,
-    "lsqr": "T = A.T.tocsr() and cg(lambda x: T @ (A @ x), T @ b), of the normal equations",
+    "lsqr": "cg(lambda x: T @ (A @ x), T @ b) with T = A.T.tocsr(), the normal equations",
     "minres": _SOLVERS,
     "onenormest": "norm(A, 1), which is exact",
     "spilu": "ilu(A)",
