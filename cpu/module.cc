@@ -102,6 +102,7 @@ NB_MODULE(_native, module) {
   const char* requested = std::getenv("SGAP_CPU_ISA");
   try {
     sgap::SelectIsa(requested ? requested : "");
+    sgap::ThisMachine();
   } catch (const std::invalid_argument& error) {
     throw nb::import_error(error.what());
   }

@@ -126,7 +126,8 @@ def pytest_collection_modifyitems(config, items):
         if i % SHARES[backend] != turn % min(SHARES[backend], len(variants))
     }
     candidates = [item for item in items if item not in left]
-    left |= tiers.left_out(candidates, config.option.tier)
+    tier = "every" if config.option.write_golden else config.option.tier
+    left |= tiers.left_out(candidates, tier)
     if UNTIL and config.option.tier == "all":
         config.stash[IF_TIME] = tiers.left_out(candidates, "check")
         others = tiers.left_out(candidates, "test")

@@ -5,7 +5,10 @@
 #include <cpuid.h>
 #endif
 
+#include <cstdlib>
 #include <fstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace sgap {
@@ -50,15 +53,33 @@ bool HasFloat16() {
 #endif
 }
 
+bool HasRegistersOf64() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
+}
+
 // Of AMD's of family 25 those that have registers of 64 bytes are Zen 4.
 bool HasWholeRegisters() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
-  if (!__builtin_cpu_supports("avx512f") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  if (!HasRegistersOf64() || !__get_cpuid(1, &a, &b, &c, &d)) return false;
   return !__builtin_cpu_is("amd") || (a >> 8 & 15) + (a >> 20 & 255) != 25;
 #else
   return false;
 #endif
+}
+
+// Takes the choices of another processor: tests run all loops so, on whatever they find.
+void ActLike(const std::string& processor, Machine* machine) {
+  if (processor.empty()) return;
+  if (processor != "intel" && processor != "zen4" && processor != "zen5") {
+    throw std::invalid_argument("SGAP_CPU_LIKE: expected intel, zen4 or zen5, got " + processor);
+  }
+  machine->intel = machine->gathers = processor == "intel";
+  machine->whole = processor != "zen4" && HasRegistersOf64();
 }
 
 Machine Read() {
@@ -70,6 +91,8 @@ Machine Read() {
   machine.l2_bytes = Configured(_SC_LEVEL2_CACHE_SIZE, kTypicalL2);
 #endif
   machine.l3_bytes = LastLevel();
+  const char* like = std::getenv("SGAP_CPU_LIKE");
+  ActLike(like ? like : "", &machine);
   const int64_t cores = std::thread::hardware_concurrency();
   machine.cores = cores > 0 ? cores : 1;
   return machine;

@@ -17,8 +17,12 @@ struct Machine {
   // Whether it has registers of 64 bytes and takes an instruction on one in one step: not Zen 4,
   // which takes halves, and where a conversion from float16 takes the place of a multiply-add.
   bool whole;
+
+  bool zen5() const { return whole && !intel; }  // or what is like it
 };
 
+// With SGAP_CPU_LIKE=intel, zen4 or zen5 the choices are those of that processor; of another name
+// the first call throws std::invalid_argument.
 const Machine& ThisMachine();
 
 }  // namespace sgap

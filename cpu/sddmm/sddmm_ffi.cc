@@ -36,7 +36,7 @@ constexpr int64_t kLeastChunk = 4096;  // entries, as chunks where these are few
 // to 1.27 and 1.02 to 1.11, V = 8 0.95 to 1.12 and 0.95 to 1.10.
 bool Widens(int64_t length, int64_t features) {
   const Machine& machine = ThisMachine();
-  if (machine.whole && !machine.intel) return length >= 4;
+  if (machine.zen5()) return length >= 4;
   return length > 1 || features <= (machine.intel ? 256 : 96);
 }
 

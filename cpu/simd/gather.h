@@ -1,6 +1,7 @@
 // Loads of elements that do not lie as the lanes do: repeated in several lanes, or gathered.
 #pragma once
 
+#include "cpu/simd/lane_sums.h"
 #include "cpu/simd/simd.h"
 
 namespace sgap::SGAP_ISA {
@@ -31,6 +32,11 @@ inline auto LoadInLanes(const T* source) {
 template <typename T, int N, int kPart>
 inline Vector<T, N> LoadRepeated(const T* source) {
   constexpr int kBytes = kPart * sizeof(T);
+#if defined(__AVX__)
+  if constexpr (N * sizeof(T) == 32 && kBytes == 16) {
+    return BitCast<Vector<T, N>>(_mm256_broadcast_ps((const __m128*)source));
+  }
+#endif
 #if defined(__AVX512F__)
   if constexpr (N * sizeof(T) == 64) {
     if constexpr (kBytes == 4) return BitCast<Vector<T, N>>(_mm512_set1_ps(*(const float*)source));
@@ -155,6 +161,17 @@ inline Vector<Accumulator<T>, N> LoadRowRepeated(const T* source) {
     const auto half = LoadRowRepeated<T, N / 2>(source);
     return Concat<Accumulator<T>, N / 2>(half, half);
   }
+}
+
+// Element kWhich of these four, in all lanes.
+template <int kWhich, typename V, int... i>
+inline V OneOfFour(V repeated, std::integer_sequence<int, i...>) {
+  return Shuffle<(i / 4 * 4 + kWhich)...>(repeated, repeated);
+}
+template <int kWhich, typename V>
+inline V OneOfFour(V repeated) {
+  constexpr int n = sizeof(V) / sizeof(repeated[0]);
+  return OneOfFour<kWhich>(repeated, std::make_integer_sequence<int, n>());
 }
 
 // 16 lanes, half of either.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cpu/common/dtype.h"
+#include "cpu/common/machine.h"
 #include "cpu/simd/half.h"
 
 #if defined(__AVX2__) || defined(__AVX512F__)
@@ -23,6 +24,9 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
+
+// Whether choices that were measured on Zen 5 apply.
+inline bool OnZen5() { return kVectorBytes == 64 && ThisMachine().zen5(); }
 
 // Lanes of the widest vector of T's accumulators.
 template <typename T>

@@ -186,8 +186,8 @@ void RunPass(const SpmmArgs& args, const TileTask& tile, const Strip& strip, con
   block.x = x + (column - tile.first);
   block.x_stride = tile.x_stride;
   block.x_rows = args.k;
-  block.near = IsNear(args.length, pass.columns, kLanes<T>, kInPairs<X>,
-                      args.k * tile.x_stride * int64_t(sizeof(X)));
+  block.prefetches = Prefetches(args.length, pass.columns, kLanes<T>, kInPairs<X>,
+                                args.k * tile.x_stride * int64_t(sizeof(X)));
   block.tail = int(pass.columns % kLanes<T>);
   block.out_stride = args.n;
   if (task.piece >= 0) {

@@ -24,12 +24,13 @@ constexpr int64_t kAheadVectors = 8;
 // columns, or V >= 4, took up to 1.6).
 constexpr int64_t kNearBytes = 256 << 10;
 
-inline bool IsNear(int64_t length, int64_t columns, int64_t lanes, bool in_pairs, int64_t bytes) {
+inline bool Prefetches(int64_t length, int64_t columns, int64_t lanes, bool in_pairs,
+                       int64_t bytes) {
   const Machine& machine = ThisMachine();
+  if (OnZen5() && length == 2 && columns <= (in_pairs ? 2 : 1) * lanes) return false;
   const bool whole = kVectorBytes == 64 && machine.whole;
-  if (whole && !machine.intel && length == 2 && columns <= (in_pairs ? 2 : 1) * lanes) return true;
   const bool few = whole ? columns <= 2 * lanes : in_pairs && columns <= lanes;
-  return (few || machine.intel) && bytes <= kNearBytes;
+  return (!few && !machine.intel) || bytes > kNearBytes;
 }
 
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
@@ -58,7 +59,7 @@ struct VectorBlock {
   int64_t length;   // V, from one vector to the next
   const X* x;       // at the block's first column
   int64_t x_rows, x_stride;
-  bool near;             // x is not prefetched, as IsNear says
+  bool prefetches;       // rows of x, as Prefetches() says
   int tail;              // columns in the last vector, where it is not full
   int64_t rows;          // to store: the rest is past the end of the matrix
   T* y;                  // the first row at the first column, or null:
@@ -287,7 +288,7 @@ struct VectorTile : VectorRow<T, X, kVectors, kTail> {
   template <int kRows, bool kWhole, typename Values>
   static void Add(const VectorBlock<T, X>& block, int64_t p, const Values& value,
                   Sum (*sums)[kVectors]) {
-    const bool prefetch = !block.near;
+    const bool prefetch = block.prefetches;
     const auto row_of = [&](int64_t p) {
       return block.x + size_t(block.indices[p]) * size_t(block.x_stride);
     };

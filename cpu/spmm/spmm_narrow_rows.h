@@ -220,6 +220,18 @@ struct NarrowTile {
   // Whether such instructions may take the place of loads.
   static constexpr bool kGathered = kVectorBytes == 64 && kSlots == 1 && std::is_same_v<X, Acc>;
 
+  // Eight entries of one column whose elements are loaded one by one, and values together: Zen 5
+  // loads two registers of numbers in a cycle, which bounds this loop.
+  template <typename Values>
+  struct InsertedValues : Values {
+    static constexpr int kTogether = 8;
+
+    Vector<Acc, kTogether> Together(int64_t p) const { return LoadEight(Values::values + p); }
+    static Vector<Acc, kTogether> Elements(const X* x, const int32_t* indices) {
+      return GatherByPairs<X, 8>(x, indices);
+    }
+  };
+
   template <bool kTail, bool kLooks = false>
   static void RunLong(const RowBlock<T, X>& block) {
     const WidenedValues values{block.values - block.first_entry};
@@ -227,6 +239,7 @@ struct NarrowTile {
       if (ThisMachine().gathers) {
         return SumLong<kTail, kLooks>(block, GatheredValues<WidenedValues>{values});
       }
+      if (OnZen5()) return SumLong<kTail, kLooks>(block, InsertedValues<WidenedValues>{values});
     }
     SumLong<kTail, kLooks>(block, values);
   }
@@ -241,6 +254,11 @@ struct NarrowTile {
       if (ThisMachine().intel) {
         return SumLong<kTail, kLooks>(block, TogetherValues{{block.own_values}});
       }
+      if constexpr (kSlots == 1) {
+        if (OnZen5()) {
+          return SumLong<kTail, kLooks>(block, InsertedValues<OwnValues>{{block.own_values}});
+        }
+      }
     }
     SumLong<kTail, kLooks>(block, OwnValues{block.own_values});
   }
@@ -252,6 +270,7 @@ struct NarrowTile {
   // task are looked at too, in place of branches on how many there are.
   static bool RestHolds(const RowBlock<T, X>& block, int64_t p, int64_t end) {
     if (p + kLooked <= block.entry_end) return AllBelow<kLooked>(block.indices + p, block.size);
+#pragma GCC unroll 1
     for (; p < end; ++p) {
       if (uint32_t(block.indices[p]) >= block.size) return false;
     }
@@ -300,10 +319,12 @@ struct NarrowTile {
         }
       }
       if (kLooks && !RestHolds(block, p, end)) return void(*block.wrong = true);
+#pragma GCC unroll 1
       for (; p + kGroup <= end; p += kGroup) {
         sums[0] += Multiply<kTail, true>(block, values.Last(p), p);
       }
       auto four = FoldLanes<4, Acc, kGroup * kSlots>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+#pragma GCC unroll 1
       for (; p < end; ++p) four += MultiplyOne<kTail>(block, values.One(p), p);
       Finish(block, four, y);
     }

@@ -2,6 +2,7 @@
 // kVectors vectors of y takes one broadcast and kVectors multiply-adds per entry.
 #pragma once
 
+#include "cpu/simd/gather.h"
 #include "cpu/spmm/column_tiles.h"
 
 namespace sgap::SGAP_ISA {
@@ -49,9 +50,17 @@ struct Tile {
 
   static constexpr int kWhole = kTail ? kVectors - 1 : kVectors;  // vectors
 
-  static void MultiplyAdd(Accumulator<T> value, const X* x, int tail, Sum* sums) {
+  // Row `index` of x; kAdjacent: rows are next to each other and have no other columns.
+  template <bool kAdjacent>
+  static const X* RowOf(const X* x, size_t index, size_t stride) {
+    if constexpr (kAdjacent) return x + index * (kVectors * kWidth);
     // With an index in their addresses, Intel splits each multiply-add in two.
-    x = KeptPointer(x);
+    return KeptPointer(x + index * stride);
+  }
+
+  // The value may be in all lanes of a vector.
+  template <typename Value>
+  static void MultiplyAdd(Value value, const X* x, int tail, Sum* sums) {
     Sum row[kVectors];
     LoadApart<X, kWidth, kWhole>(x, row);
     if (kTail) row[kWhole] = LoadPartial<X, kWidth>(x + kWhole * kWidth, tail);
@@ -99,7 +108,11 @@ struct Tile {
 
   template <Ahead kAhead>
   static void Run(const RowBlock<T, X>& block) {
-    RunRows<kAhead, false>(block, block.rows);
+    RunRows<kAhead, false, false>(block, block.rows);
+  }
+  // Long rows, of one register without a tail.
+  static void RunAdjacent(const RowBlock<T, X>& block) {
+    RunRows<Ahead::kNothing, false, true>(block, block.rows);
   }
 
   // The same sums where row lengths are hard to predict: of the last kMaskedEntries of a row those
@@ -109,14 +122,14 @@ struct Tile {
   static void RunMasked(const RowBlock<T, X>& block) {
     int64_t inside = block.carry ? 0 : block.rows;  // after these, what is read ends in the task
     while (inside > 0 && block.entry_end - block.offsets[inside] < kMaskedEntries) --inside;
-    RunRows<Ahead::kNothing, true>(block, inside);
+    RunRows<Ahead::kNothing, true, false>(block, inside);
     RowBlock<T, X> rest = block;
     rest.offsets += inside, rest.rows -= inside, rest.y += inside * block.y_stride;
     Run<Ahead::kNothing>(rest);
   }
 
  private:
-  template <Ahead kAhead, bool kMasked>
+  template <Ahead kAhead, bool kMasked, bool kAdjacent>
   static void RunRows(const RowBlock<T, X>& block, int64_t rows) {
     const X* const x = block.x;
     const int32_t* const indices = block.indices;
@@ -127,7 +140,19 @@ struct Tile {
     int64_t p = block.offsets[0];
     const auto add = [=, &block](int64_t p, Sum* sums) __attribute__((always_inline)) {
       PrefetchX<kAhead>(block, p, stride);
-      MultiplyAdd(values[p], x + size_t(indices[p]) * stride, tail, sums);
+      MultiplyAdd(values[p], RowOf<kAdjacent>(x, uint32_t(indices[p]), stride), tail, sums);
+    };
+    // The entries p to p + 3, with two loads of indices and one of values.
+    const auto add_four = [=](int64_t p, Sum(*chains)[kVectors]) __attribute__((always_inline)) {
+      static_assert(!kAdjacent || (kChains == 4 && kAhead == Ahead::kNothing));
+      uint64_t pairs[2];
+      __builtin_memcpy(pairs, indices + p, sizeof(pairs));
+      const auto four = Kept(LoadRepeated<Accumulator<T>, kWidth, 4>(values + p));
+      const auto row = [&](size_t index) { return RowOf<true>(x, index, stride); };
+      MultiplyAdd(OneOfFour<0>(four), row(uint32_t(pairs[0])), tail, chains[0]);
+      MultiplyAdd(OneOfFour<1>(four), row(pairs[0] >> 32), tail, chains[1]);
+      MultiplyAdd(OneOfFour<2>(four), row(uint32_t(pairs[1])), tail, chains[2]);
+      MultiplyAdd(OneOfFour<3>(four), row(pairs[1] >> 32), tail, chains[3]);
     };
     for (int64_t r = 0; r < rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
@@ -135,8 +160,12 @@ struct Tile {
       if (kChains > 1 && end - p >= 4 * kChains) {
         Sum chains[kChains][kVectors] = {};
         for (; p + kChains <= end; p += kChains) {
+          if constexpr (kAdjacent) {
+            add_four(p, chains);
+          } else {
 #pragma GCC unroll 4
-          for (int c = 0; c < kChains; ++c) add(p + c, chains[c]);
+            for (int c = 0; c < kChains; ++c) add(p + c, chains[c]);
+          }
         }
 #pragma GCC unroll 16
         for (int i = 0; i < kVectors; ++i) {

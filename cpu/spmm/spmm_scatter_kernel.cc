@@ -174,13 +174,24 @@ template <typename T>
   WidenNeighbours<T, kWidth>(values, count, kWidenedEntries, wide);
 }
 
-// Two columns and more. A value of 16 bits is repeated and widened where it is used: two
-// instructions in place of one, but widened ahead it is stored and loaded, which took 1.0 to 1.3 of
-// the time (measured on Zen 4). Where these are more than two, and on Intel, it is widened ahead
-// (kAhead; float16 of 4 columns took 0.95 of the time there).
-template <typename T, int kColumns, bool kAhead>
+// How the value of an entry comes to all lanes.
+enum class EntryValue {
+  kRepeated,  // by its load
+  // Widened ahead, where two instructions do not repeat and widen 16 bits where they are used, and
+  // on Intel (float16 of 4 columns took 0.95 of the time there). Elsewhere it took 1.0 to 1.3 of
+  // the time (measured on Zen 4).
+  kAhead,
+  // By a shuffle, four having been loaded at once: Zen 5 is bound by its loads. Of long rows it
+  // took 0.55 to 0.95 of the time there (float32, float64 of up to 4 columns), of rows of fewer
+  // than 16 entries 0.8 to 1.25, with 8 columns of float64 0.95 to 1.3.
+  kOfFour,
+};
+
+// Two columns and more.
+template <typename T, int kColumns, EntryValue kValue>
 void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
+  constexpr bool kAhead = kValue == EntryValue::kAhead;
   using Value = std::conditional_t<kAhead, Acc, T>;
   constexpr int kValueLanes = kColumns < 8 ? 4 : 8;
   alignas(64) Value staged[kAhead ? kWidenedEntries : 1];
@@ -207,16 +218,24 @@ void NarrowScatter(const SpmmScatterArgs& args, int64_t number, const ScatterTas
           stop = end < widened ? end : widened;
         }
       }
-      for (; p < stop; ++p) {
+      const auto add = [&](int64_t p, const auto& value) __attribute__((always_inline)) {
         const auto at = uint32_t(indices[p]);
-        if (__builtin_expect(at < size, true)) {  // a loop of one jump
-          const auto value = LoadInLanes<Value, kValueLanes>(values + (p - first));
-          x.AddTimes(value, sums + size_t(at) * kColumns);
+        if (__builtin_expect(at < size, true)) x.AddTimes(value, sums + size_t(at) * kColumns);
+      };
+      if constexpr (kValue == EntryValue::kOfFour) {
+        for (; p + 4 <= stop; p += 4) {
+          const auto four = Kept(LoadRowRepeated<T, kValueLanes>(values + p));
+          add(p, OneOfFour<0>(four)), add(p + 1, OneOfFour<1>(four));
+          add(p + 2, OneOfFour<2>(four)), add(p + 3, OneOfFour<3>(four));
         }
       }
+#pragma GCC unroll 1
+      for (; p < stop; ++p) add(p, LoadInLanes<Value, kValueLanes>(values + (p - first)));
     }
   }
 }
+
+constexpr int64_t kShortRow = 16;  // entries on average
 
 // Entries of one column that are looked at and staged together, and those staged in one go.
 constexpr int64_t kStagedEntries = 256;
@@ -229,12 +248,15 @@ constexpr int kStagedLanes = sizeof(T) == 2 ? kLanes<T> : int(64 / sizeof(T));
 enum class Staged { kNothing, kCopies, kProducts };
 
 // sums[indices[i]] += values[i] * (staged or x)[i], or staged[i], for the entries i < count.
-template <typename T, Staged kStaged, bool kLooks>
+// kFours: what is added is loaded four entries at a time, and taken out of registers.
+template <typename T, Staged kStaged, bool kLooks, bool kFours>
 [[gnu::always_inline]] inline void AddEntries(const int32_t* indices, const T* values,
                                               const Accumulator<T>* staged, int64_t count,
                                               uint32_t size, Accumulator<T>* sums) {
-  const auto first = staged[0];
-  const auto add = [&](int64_t i, uint32_t at) __attribute__((always_inline)) {
+  using Acc = Accumulator<T>;
+  const Acc first = staged[0];
+  const auto add = [&](uint32_t at, const auto& values, const auto& staged,
+                       int64_t i) __attribute__((always_inline)) {
     if (kLooks && at >= size) return;
     if constexpr (kStaged == Staged::kProducts) {
       sums[at] += staged[i];
@@ -246,10 +268,22 @@ template <typename T, Staged kStaged, bool kLooks>
   for (; i + 4 <= count; i += 4) {
     uint64_t pairs[2];
     __builtin_memcpy(pairs, indices + i, sizeof(pairs));
-    add(i, uint32_t(pairs[0])), add(i + 1, uint32_t(pairs[0] >> 32));
-    add(i + 2, uint32_t(pairs[1])), add(i + 3, uint32_t(pairs[1] >> 32));
+    const auto add_four = [&](const auto& values, const auto& staged,
+                              int64_t i) __attribute__((always_inline)) {
+      add(uint32_t(pairs[0]), values, staged, i), add(pairs[0] >> 32, values, staged, i + 1);
+      add(uint32_t(pairs[1]), values, staged, i + 2), add(pairs[1] >> 32, values, staged, i + 3);
+    };
+    if constexpr (kFours) {
+      Vector<Acc, 4> four_values{}, four_staged{};
+      if (kStaged != Staged::kProducts) four_values = Kept(Load<T, 4>(values + i));
+      if (kStaged != Staged::kNothing) four_staged = Kept(Load<Acc, 4>(staged + i));
+      add_four(four_values, four_staged, 0);
+    } else {
+      add_four(values, staged, i);
+    }
   }
-  for (; i < count; ++i) add(i, uint32_t(indices[i]));
+#pragma GCC unroll 1
+  for (; i < count; ++i) add(uint32_t(indices[i]), values, staged, i);
 }
 
 // Stages the entries [begin, end), the first of which is of `row`. Returns the row of entry `end`.
@@ -314,13 +348,13 @@ template <typename T>
 // staged first. On Zen 4 that took 0.6 to 0.95 of the time of rows one after another, and 1.09
 // where the processor remembers the lengths of few short rows from call to call. On Intel and Zen 5
 // values of 16 bits in longer rows are widened in the place of their products, for the loop of
-// float32: 0.95 and 0.91 of the time (weights of 2048 x 1024 at 90%).
-template <typename T>
+// float32: 0.95 and 0.91 of the time (weights of 2048 x 1024 at 90%). Zen 5 is bound by its loads:
+// in fours (AddEntries) it took 0.80 to 0.95 of the time.
+template <typename T, bool kFours>
 void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   using Acc = Accumulator<T>;
   constexpr bool kProducts = !std::is_same_v<T, Acc>;
   constexpr Staged kStaged = kProducts ? Staged::kProducts : Staged::kCopies;
-  constexpr int64_t kShortRow = 16;
   alignas(64) Acc staged[kStagedEntries + kStagedLanes<T>];
   const int32_t* const offsets = args.offsets;
   const int32_t* const indices = args.indices;
@@ -337,9 +371,9 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
     const bool holds = IndicesHold(indices + p, stop - p, size);
     if (stages) {
       row = (kProducts ? StageProducts<T> : StageRows<T>)(args, piece, row, p, stop, staged);
-      (holds ? AddEntries<T, kStaged, false>
-             : AddEntries<T, kStaged, true>)(indices + p, values + p, staged, stop - p, size,
-                                             piece.sums);
+      (holds ? AddEntries<T, kStaged, false, kFours>
+             : AddEntries<T, kStaged, true, kFours>)(indices + p, values + p, staged, stop - p,
+                                                     size, piece.sums);
       continue;
     }
     const Acc* wide = staged;
@@ -351,9 +385,9 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
     for (const int64_t first = p; p < stop; ++row) {
       const int64_t end = offsets[row + 1] < stop ? offsets[row + 1] : stop;
       const Acc x = LoadScalar(piece.x + row);
-      (holds ? AddEntries<Acc, Staged::kNothing, false>
-             : AddEntries<Acc, Staged::kNothing, true>)(indices + p, wide + (p - first), &x,
-                                                        end - p, size, piece.sums);
+      (holds ? AddEntries<Acc, Staged::kNothing, false, kFours>
+             : AddEntries<Acc, Staged::kNothing, true, kFours>)(indices + p, wide + (p - first), &x,
+                                                                end - p, size, piece.sums);
       p = end;
     }
     if (offsets[row] > stop) --row;  // it goes on
@@ -363,14 +397,23 @@ void ScatterColumn(const SpmmScatterArgs& args, int64_t number, const ScatterTas
 template <typename T, int kColumns = kNarrowScatter>
 void ChooseNarrow(const SpmmScatterArgs& args, int64_t number, const ScatterTask<T>& piece) {
   if constexpr (kColumns == 1) {
-    ScatterColumn(args, number, piece);
+    if constexpr (kVectorBytes == 64) {
+      if (OnZen5()) return ScatterColumn<T, true>(args, number, piece);
+    }
+    ScatterColumn<T, false>(args, number, piece);
   } else if (args.n == kColumns) {
     constexpr bool kHalf = sizeof(T) == 2;
-    if (kHalf && (!kWidensInLanes || ThisMachine().intel)) {
-      NarrowScatter<T, kColumns, kHalf>(args, number, piece);
-    } else {
-      NarrowScatter<T, kColumns, false>(args, number, piece);
+    if constexpr (kVectorBytes == 64 && kColumns * sizeof(Accumulator<T>) <= 32) {
+      if (OnZen5() && args.offsets[args.blocks] >= kShortRow * args.blocks) {
+        return NarrowScatter<T, kColumns, EntryValue::kOfFour>(args, number, piece);
+      }
     }
+    if constexpr (kHalf) {
+      if (!kWidensInLanes || ThisMachine().intel) {
+        return NarrowScatter<T, kColumns, EntryValue::kAhead>(args, number, piece);
+      }
+    }
+    NarrowScatter<T, kColumns, EntryValue::kRepeated>(args, number, piece);
   } else {
     ChooseNarrow<T, kColumns - 1>(args, number, piece);
   }

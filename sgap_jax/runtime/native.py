@@ -44,7 +44,7 @@ def _load() -> Any:
     try:
         from sgap_jax import _native  # type: ignore[attr-defined]  # a compiled module
     except ImportError as error:
-        if "SGAP_CPU_ISA" in str(error):
+        if "SGAP_CPU_" in str(error):
             raise
         raise ImportError(
             f"sgap_jax: the native library does not load ({error}); "

@@ -44,17 +44,32 @@ def key(isa):
     return f"{isa} of {machine}, {compiler()}"
 
 
-@pytest.mark.tier("test")
-@pytest.mark.parametrize("isa", native.supported_isas())
-def test_bits(isa, golden):
-    if not golden.write and key(isa) not in golden.keys(NAME):
-        pytest.skip(f"no checksums of {key(isa)}")
+@functools.cache
+def results(isa, processor=""):
     run = subprocess.run(
         [sys.executable, PROGRAM],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "SGAP_CPU_ISA": isa, "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            **{"SGAP_CPU_ISA": isa, "SGAP_CPU_LIKE": processor, "JAX_PLATFORMS": "cpu"},
+        },
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    golden.entry(NAME, key(isa), json.loads(run.stdout))
+    return json.loads(run.stdout)
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("isa", native.supported_isas())
+def test_bits(isa, golden):
+    if not golden.write and key(isa) not in golden.keys(NAME):
+        pytest.skip(f"no checksums of {key(isa)}")
+    golden.entry(NAME, key(isa), results(isa))
+
+
+@pytest.mark.tier("all")
+def test_loops_of_other_processors_have_the_same_bits():
+    isa = native.supported_isas()[-1]
+    for processor in ("intel", "zen4", "zen5"):
+        assert results(isa, processor) == results(isa), processor

@@ -4,7 +4,8 @@ dtype.
     SGAP_CPU_ISA=avx2 python tests/helpers/kernel_results.py
 
 prints {case: checksum of the result's bits} as JSON, for the kernels of one instruction set (the
-best one without SGAP_CPU_ISA). test_checksums.py runs this file; test_ffi_calls.py lists the FFI
+best one without SGAP_CPU_ISA), with SGAP_CPU_LIKE=intel in the loops that an Intel takes.
+test_checksums.py runs this file; test_ffi_calls.py lists the FFI
 calls of the same cases.
 
 Operands are hashes of integers, not a library's random numbers, so that they have the same bits
@@ -133,6 +134,10 @@ def products(cases):
         # By columns: how many pieces the rows have depends on the number of cores.
         by_columns = partial(transposed, schedule=CpuTile())
         cases.add(f"spmm, CSR, transposed, n={n}", by_columns, A, D[:, :n])
+    for n in cases.some(1, 2, 3, 4, 6, 8):
+        cases.add(f"spmm, CSR, transposed by rows, n={n}", transposed, A, D[:, :n])
+    tall = cases.matrix(TALL)
+    cases.add("spmm, CSR, transposed by short rows", transposed, tall, cases.random_values(300, 1))
     rows = np.repeat(np.arange(m), np.diff(A.row_offsets))
     for format in (CSC, COO):
         coordinates = np.stack([rows, A.column_indices], 1)
