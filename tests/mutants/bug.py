@@ -5,11 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Words of /proc/cpuinfo: a processor with AVX-512; one of Intel's; one whose kernels mask the ends
-# of short rows, Intel's since Sapphire Rapids or Zen 5, whose word Zen 4 lacks.
-WIDE = ("avx512bw",)
-INTEL = (*WIDE, "GenuineIntel")
-MASKING = (*WIDE, "avx_vnni")
+WIDE = ("avx512bw",)  # words of /proc/cpuinfo: a processor with AVX-512
 
 
 @dataclasses.dataclass(frozen=True)

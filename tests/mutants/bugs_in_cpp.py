@@ -1,6 +1,6 @@
 """Bugs in the C++ kernels."""
 
-from bug import INTEL, MASKING, WIDE, Bug
+from bug import WIDE, Bug
 
 CPP = (
     Bug(
@@ -61,8 +61,12 @@ CPP = (
         text="sums[c] = Half<Acc, 8>(together[c / 2], c % 2);",
         replacement="sums[c] = Half<Acc, 8>(together[c / 2], 0);",
         breaks="of 16 bits and one column, four of each eight entries of a long row count twice",
-        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
-        needs=INTEL,
+        focus=(
+            "tests/oracle/test_without_xla.py",
+            "tests/oracle/test_spmm.py",
+            "tests/oracle/test_instruction_sets.py",
+        ),
+        needs=WIDE,
     ),
     Bug(
         name="fours_at_the_end_of_a_gathered_row",
@@ -71,8 +75,12 @@ CPP = (
         text="first = count >= Index(4 * g + 4) ? sum : first;",
         replacement="first = count > Index(4 * g + 4) ? sum : first;",
         breaks="of one column, a long row loses the last of the fours after its whole steps",
-        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_spmm.py"),
-        needs=INTEL,
+        focus=(
+            "tests/oracle/test_without_xla.py",
+            "tests/oracle/test_spmm.py",
+            "tests/oracle/test_instruction_sets.py",
+        ),
+        needs=WIDE,
     ),
     Bug(
         name="index_behind_the_last_row_of_one_column",
@@ -81,8 +89,8 @@ CPP = (
         text="return _mm256_cmpge_epu32_mask(greatest,",
         replacement="return _mm256_cmpgt_epu32_mask(greatest,",
         breaks="of one column and long rows, an index of k is followed to what lies behind x",
-        focus=("tests/oracle/test_without_xla.py",),
-        needs=INTEL,
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_instruction_sets.py"),
+        needs=WIDE,
     ),
     Bug(
         name="three_numbers_read_as_four",
@@ -100,8 +108,8 @@ CPP = (
         text="sums[j] = left > i ? more[j] : sums[j];",
         replacement="sums[j] = left >= i ? more[j] : sums[j];",
         breaks="of 5 to 16 columns and many short rows, a row takes the first entry of the next",
-        focus=("tests/oracle/test_without_xla.py",),
-        needs=MASKING,
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_instruction_sets.py"),
+        needs=WIDE,
     ),
     Bug(
         name="rows_after_the_masked_ones",
@@ -110,8 +118,8 @@ CPP = (
         text="rest.rows -= inside, rest.y += inside * block.y_stride;",
         replacement="rest.rows -= inside, rest.y += inside;",
         breaks="of 5 to 16 columns and many short rows, a task's last rows go to the wrong places",
-        focus=("tests/oracle/test_without_xla.py",),
-        needs=MASKING,
+        focus=("tests/oracle/test_without_xla.py", "tests/oracle/test_instruction_sets.py"),
+        needs=WIDE,
     ),
     Bug(
         name="values_that_are_not_in_order_yet",

@@ -4,7 +4,7 @@ test suite notices it.
     python tests/mutants/run.py                      all bugs, whole tiers: about a day
     python tests/mutants/run.py --focused            of each tier only the bug's own tests: 1 to 2 h
     python tests/mutants/run.py NAME ... --tier test no tier beyond `test`
-    python tests/mutants/run.py --list               the bugs (Intel's on Intel), what each breaks
+    python tests/mutants/run.py --list               the bugs that this processor runs
 
 The copy lies outside of the checkout, with a virtual environment that borrows the packages of the
 running Python. Bugs in Python and in CUDA headers need no build: headers are read from the copy.

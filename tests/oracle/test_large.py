@@ -14,6 +14,7 @@ from tolerance import DTYPES, assert_within, sum_bound
 from sgap_jax import CpuTile, sddmm, spmm
 
 LONG = from_row_lengths("long rows", 9000, [5, 1500, 0, 9000, 1, 2300, *[40] * 60], seed=4)
+WIDE = from_row_lengths("wide rows", 120_000, [40] * 100, seed=6)  # Y of more than 12 MB
 SCHEDULES = [None, CpuTile(columns=64, nonzeros=1024)]
 
 
@@ -76,13 +77,17 @@ def test_a_batch_of_split_rows(n, schedule):
 
 
 @pytest.mark.parametrize("schedule", [None, CpuTile(nonzeros=1000)], ids=str)
-@pytest.mark.parametrize("d", [1, 30, 64, 129, 257])
+@pytest.mark.parametrize(
+    ("case", "d"),
+    [*((LONG, d) for d in (1, 30, 64, 129, 257)), (WIDE, 64)],
+    ids=lambda value: getattr(value, "name", value),
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sddmm_of_operands_beyond_the_caches(dtype, d, schedule):
+def test_sddmm_of_operands_beyond_the_caches(dtype, case, d, schedule):
     rng = np.random.default_rng(d)
-    X = rng.standard_normal((LONG.shape[0], d))
-    Y = rng.standard_normal((LONG.shape[1], d))
-    C = sddmm(array(LONG, dtype), cast(X, dtype), cast(Y, dtype), schedule=row_schedule(schedule))
-    X, Y = rounded(X, dtype)[LONG.rows], rounded(Y, dtype)[LONG.column_indices]
+    X = rng.standard_normal((case.shape[0], d))
+    Y = rng.standard_normal((case.shape[1], d))
+    C = sddmm(array(case, dtype), cast(X, dtype), cast(Y, dtype), schedule=row_schedule(schedule))
+    X, Y = rounded(X, dtype)[case.rows], rounded(Y, dtype)[case.column_indices]
     expected, size = (X * Y).sum(1), np.abs(X * Y).sum(1)
     assert_within(C.values, expected, sum_bound(expected, size, d, dtype))
